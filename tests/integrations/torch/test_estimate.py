@@ -344,7 +344,7 @@ def test_the_text_has_one_line_for_layers_of_equal_bytes() -> None:
     module.forward = lambda x: module["layers"](x)
     found = sublet.torch.estimate(module, lambda y: y.square().mean(), None, torch.empty(16, 64, 32, device="meta"))
     eager, arena = str(found).split("alive at the peak of ")[1:]
-    assert re.search(r"  forward  layers\.\*\.queries aten\.addmm\.default test_estimate\.py:\d+ \(6 x ", eager)
+    assert re.search(r"  forward  layers\.\*\.queries aten\.addmm\.default test_estimate\.py:\d+ \(6 tensors\)", eager)
     assert re.search(r"  layers\.\*\.queries, test_estimate\.py:\d+, ", arena)
     assert "more lines" not in eager + arena
 

@@ -148,7 +148,7 @@ def _estimate_json(found: Estimate) -> dict[str, Any]:
     def need_to_json(each: Any) -> Any:
         if each is None:
             return None
-        names = ("peak_bytes", "arena_bytes", "allocated_bytes", "extra_time", "words")
+        names = ("peak_bytes", "arena_bytes", "allocated_bytes", "extra_time", "words", "budget")
         live = [dict(zip(("module", "source", "nbytes"), entry, strict=True)) for entry in each.live_in_arena]
         return {**{name: getattr(each, name) for name in names}, "live": live}
 

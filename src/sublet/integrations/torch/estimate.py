@@ -55,6 +55,7 @@ class SubletMemory:
                      of Inductor
     plans            the plans of the graphs
     words            the changes within the budget; "" for the plain plans
+    budget           the `"budget"` of `torch.compile` for these plans, in bytes; None for the plain plans
     """
 
     peak_bytes: int
@@ -63,6 +64,7 @@ class SubletMemory:
     extra_time: float | None
     plans: tuple[MemoryPlan, ...]
     words: str = ""
+    budget: int | None = None
 
     @property
     def largest_plan(self) -> MemoryPlan | None:
@@ -160,11 +162,14 @@ class Estimate:
                 beside = f", {human(need.allocated_bytes)} in a kernel" if need.allocated_bytes else ""
                 words = f"the lines above{beside} and the arena, {human(need.arena_bytes)}{more}"
                 lines.append(f"{name:21} {human(need.peak_bytes):>10}  {words}")
+                if need.budget is not None:
+                    lines.append(f'{"":34}torch.compile(..., options={{"budget": {need.budget}}})')
         lines += ["", "alive at the peak of eager PyTorch:"]
         alive = (
-            (each.kind, each.module, f"{each.operator} {each.line}".strip(), each.nbytes) for each in self.eager.live
+            (each.kind, each.module, f"{each.operator} {each.line}".strip(), each.nbytes, each.count)
+            for each in self.eager.live
         )
-        lines += _live_lines(alive, " ")
+        lines += _live_lines(alive, " ", "tensors")
         lines += _buffer_lines(self.budgeted or self.sublet)
         lines += ["", self.verdict or self.reason] if self.verdict or self.reason else []
         return "\n".join(lines)
@@ -175,26 +180,29 @@ def _buffer_lines(need: SubletMemory | None) -> list[str]:
     if need is None or need.largest_plan is None:
         return []
     title = f"alive at the peak of Sublet's arena, {human(need.largest_plan.peak.nbytes)}:"
-    return ["", title, *_live_lines((("", *entry) for entry in need.live_in_arena), ", ")]
+    entries = (("", module, source, nbytes, 1) for module, source, nbytes in need.live_in_arena)
+    return ["", title, *_live_lines(entries, ", ", "buffers")]
 
 
-def _live_lines(entries: Iterable[tuple[str, str, str, int]], joint: str) -> list[str]:
+def _live_lines(entries: Iterable[tuple[str, str, str, int, int]], joint: str, unit: str) -> list[str]:
     """Return the lines of what is alive, the most bytes first, and after `SHOWN_LINES` lines the bytes of the rest.
 
     Equal entries are one line, and so are entries of equal size in layers that differ in their numbers alone.
 
-    entries  kind, path of the module, operator and line of code, bytes
+    entries  kind, path of the module, operator and line of code, bytes, number of tensors or buffers
     joint    the text behind the path of the module
+    unit     "tensors" or "buffers"
     """
-    groups: defaultdict[tuple[str, str, str, int], list[str]] = defaultdict(list)
-    for kind, module, source, nbytes in entries:
-        groups[kind, LAYER_NUMBER.sub("*", module), source, nbytes].append(module)
+    groups: defaultdict[tuple[str, str, str, int], list[tuple[str, int]]] = defaultdict(list)
+    for kind, module, source, nbytes, count in entries:
+        groups[kind, LAYER_NUMBER.sub("*", module), source, nbytes].append((module, count))
     found: list[tuple[int, str]] = []
-    for (kind, pattern, source, nbytes), modules in groups.items():
-        path = pattern if len(set(modules)) > 1 else modules[0]
+    for (kind, pattern, source, nbytes), members in groups.items():
+        path = pattern if len({module for module, _ in members}) > 1 else members[0][0]
         place = joint.join(filter(None, (path, source)))
-        count = f" ({len(modules)} x {human(nbytes)})" if len(modules) > 1 else ""
-        found.append((len(modules) * nbytes, "  ".join(filter(None, (kind, place))) + count))
+        total = sum(count for _, count in members)
+        words = f" ({total} {unit})" if total > 1 else ""
+        found.append((len(members) * nbytes, "  ".join(filter(None, (kind, place))) + words))
     found.sort(key=lambda each: -each[0])
     rest = found[SHOWN_LINES:]
     lines = [f"{human(nbytes):>10}  {text}" for nbytes, text in found[:SHOWN_LINES]]
@@ -352,9 +360,11 @@ class PlannedCall:
         self._count_allocated(programs)
         return self._memory(plans, 0.0)
 
-    def _memory(self, plans: tuple[MemoryPlan, ...], extra_time: float, words: str = "") -> SubletMemory:
+    def _memory(
+        self, plans: tuple[MemoryPlan, ...], extra_time: float, words: str = "", budget: int | None = None
+    ) -> SubletMemory:
         arenas = sum(each.arena_bytes for each in plans)
-        return SubletMemory(self.outside + arenas, arenas, self._allocated, extra_time, plans, words)
+        return SubletMemory(self.outside + arenas, arenas, self._allocated, extra_time, plans, words, budget)
 
     def _count_allocated(self, programs: Sequence[CapturedProgram]) -> None:
         """Note the most bytes that PyTorch allocates within one kernel. Kernels of a GPU are not counted."""
@@ -376,7 +386,8 @@ class PlannedCall:
             if answer.outcome is SearchOutcome.IMPOSSIBLE:
                 return words
             return f"{words}, so {beside + answer.program.nbytes:,} bytes for all together are enough"
-        return self._memory((answer.program.plan, *self._other_plans), answer.extra_time, answer.words)
+        plans = (answer.program.plan, *self._other_plans)
+        return self._memory(plans, answer.extra_time, answer.words, budget)
 
     @cached_property
     def search(self) -> BudgetSearch:
@@ -444,7 +455,7 @@ class _LoweredCall(PlannedCall):
         if budget < 0:
             return f"{human(self.outside)} lie outside of the kernels' memory: no budget is enough"
         try:
-            found = self._memory_of(self._divisions_for(budget))
+            found = replace(self._memory_of(self._divisions_for(budget)), budget=budget)
         except SubletError as error:
             return f"{error}; {self.outside:,} bytes lie beside"
         return found if found.peak_bytes <= memory else f"{human(found.peak_bytes)} for several graphs together"

@@ -62,8 +62,9 @@ def workspace_bytes(name: str, args: Sequence[Any], results: Any) -> int:
     if name == "aten.native_batch_norm_backward.default" and args[0].device.type == CPU:
         return _bytes_of(args[1])
     if name == "aten.convolution.default" and _is_blocked(args[0], args[1]):
-        image, weight, result = _blocked_bytes(args[0]), _bytes_of(args[1]), _bytes_of(results)
-        return max(image + weight, result)
+        image = _in_blocks(args[0]) if args[0].shape[1] >= BLOCKED_CHANNELS else 0
+        in_blocks, result = _in_blocks(results), _bytes_of(results)
+        return in_blocks - result + max(image + _bytes_of(args[1]), result)
     if name == "aten.convolution.default" and _has_channels_last(args[0]):
         weight = _bytes_of(args[1])
         return weight + weight // 8 + (0 if _has_channels_last(args[1]) else weight)
@@ -74,8 +75,7 @@ def workspace_bytes(name: str, args: Sequence[Any], results: Any) -> int:
     if name == "aten.convolution_backward.default" and _is_blocked(args[1], args[2]):
         copied = 0 if args[0].is_contiguous() else _bytes_of(args[0])
         made = sum(_bytes_of(each) for each in results if each is not None)
-        gradient, image, weight = args[:3]
-        peak = _peak_of_blocked_gradients(gradient, image, weight, args[4], args[-2], args[-1])
+        peak = _peak_of_blocked_gradients(args[0], args[1], args[2], args[4], args[-2], args[-1])
         return max(0, copied + peak - made)
     if name == "aten.convolution_backward.default" and _has_channels_last(args[1]):
         return _copies_of_channels_last(args[0], args[1], args[2])
@@ -90,7 +90,7 @@ def _peak_of_blocked_gradients(
     The gradient by the image comes first, and stays beside the gradient by the weight. Windows of `WIDE_WINDOW` columns
     or more are products with column matrices: each thread has a matrix, and four copies of the weight.
     """
-    nbytes, padded = _bytes_of(gradient), _in_blocks(image)
+    nbytes, padded = _in_blocks(gradient), _in_blocks(image)
     in_blocks = _in_blocks(weight) if groups == 1 else _bytes_of(weight)
     peaks, kept = [0], 0
     if wanted[0]:
@@ -154,11 +154,6 @@ def _has_channels_last(image: Any) -> bool:
 def _bytes_of(tensor: Any) -> int:
     """Return the bytes of the elements of a tensor."""
     return int(tensor.numel() * tensor.element_size())
-
-
-def _blocked_bytes(image: Any) -> int:
-    """Return the bytes of the blocked copy of an image."""
-    return _bytes_of(image) if image.shape[1] >= BLOCKED_CHANNELS else 0
 
 
 def cublas_workspace_bytes() -> int:
