@@ -47,11 +47,11 @@ class ExecutableWeights(Mapping[str, Any]):
         self._inputs = {name: value for name, value in inputs.items() if value in self._updated}
         self._values |= self._inputs
         self._contents, self._memory, self._state = contents, memory, state
-        self._turn, self._changed_method = memory.locks, changed
+        self._turn, self._on_change = memory.locks, changed
 
-    def _changed(self, content: bool) -> None:
+    def _report_change(self, content: bool) -> None:
         """Drop the bound programs of the executable, if the executable exists."""
-        changed = self._changed_method()
+        changed = self._on_change()
         if changed is not None:
             changed(content)
 
@@ -91,7 +91,7 @@ class ExecutableWeights(Mapping[str, Any]):
                 else:
                     self._contents.replace(values[name], content)
             if not self._updated.issuperset(values.values()):
-                self._changed(True)
+                self._report_change(True)
 
     @contextmanager
     def reading(self) -> Iterator[dict[str, Array]]:
@@ -111,7 +111,7 @@ class ExecutableWeights(Mapping[str, Any]):
                 raise RunError(f"weight {printable(name)!r} lies in the arena: plan with weights='bound' to share it")
             if any(value.name in cycle for cycle in self._memory.plan.exchanged):
                 self._memory.caller_storages.add(bound_storage_name(value.name))
-                self._changed(False)
+                self._report_change(False)
             self._memory.lend(bound_storage_name(value.name))
             return self._memory.places_at().array(value)
 

@@ -214,7 +214,6 @@ class ArenaPool:
         self._is_inference = self.shares_in_turn = len(captured.passes) == 1
         self._shares = not waits and (budget is None or not self._is_inference)
         self.max_in_flight = 1
-        self._leases: WeakSet[ArenaLease] = WeakSet()
         self._stack: ArenaStack | None = None
         if self._shares:
             SCRATCH_REGISTRY.register(self)
@@ -247,9 +246,7 @@ class ArenaPool:
                 arena.scratch.reserved = True
             lease = ArenaLease(self, arena)
             if self._shares and not self._is_inference:
-                self._leases.add(lease)
-                self.max_in_flight = max(self.max_in_flight, sum(each.release.alive for each in list(self._leases)))
-                SCRATCH_REGISTRY.record_lease(lease, self)
+                self.max_in_flight = max(self.max_in_flight, SCRATCH_REGISTRY.record_lease(lease, self))
         return lease
 
     def _take_on_stack(self, stack: ArenaStack, args: Sequence[PassValue]) -> BoundArena:

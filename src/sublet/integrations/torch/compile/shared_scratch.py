@@ -251,15 +251,17 @@ class ScratchRegistry:
             self._programs.add(program)
             self._order[program] = next(self._numbers)
 
-    def record_lease(self, lease: ArenaLease, program: ArenaSharingProgram) -> None:
-        """Count a call in flight of a training program, and note the programs in flight at the same time.
+    def record_lease(self, lease: ArenaLease, program: ArenaSharingProgram) -> int:
+        """Count a call in flight of a training program, and return the number of its calls in flight.
 
-        Programs called by different threads count as in flight at the same time.
+        The registry notes the programs in flight at the same time. Programs called by different threads count as such.
         """
         with self._lock:
             self._threads.setdefault(program, set()).add(get_ident())
             self._in_flight[lease] = program
-            self._together.union(*map(self._order.__getitem__, self._running_programs()))
+            running = self._running_programs()
+            self._together.union(*map(self._order.__getitem__, running))
+            return running.count(program)
 
     def stack_for(self, program: ArenaSharingProgram, alignment: int) -> tuple[ArenaStack | None, bool]:
         """Return the stack, None for a program with single arenas, and True for a program to split.
@@ -295,11 +297,12 @@ class ScratchRegistry:
         if state == self._decided:
             return
         self._decided = state
-        total = max((_best_split(group)[1] for group in groups), default=0)
+        splits = [_best_split(group) for group in groups]
+        total = max((nbytes for _, nbytes in splits), default=0)
         alone = sum(each.max_in_flight * each.sizes.single_arena for group in groups for each in group)
         if len(self._is_split) or alone - total >= MIN_SAVED_BYTES:
-            for group in groups:
-                for program, is_split in zip(group, _best_split(group)[0], strict=True):
+            for group, (choice, _) in zip(groups, splits, strict=True):
+                for program, is_split in zip(group, choice, strict=True):
                     if self._is_split.get(program) != is_split:
                         self._is_split[program] = is_split
                         program.discard_free_arenas()

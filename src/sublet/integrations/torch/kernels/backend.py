@@ -103,6 +103,8 @@ def _aten_supports(node: Node, fast: TorchKernel) -> bool:
 
 @dataclass(frozen=True)
 class BoundTorchKernel:
+    """A kernel on ATen, bound to a node of a command."""
+
     node: Node
     record: TorchKernel
 

@@ -117,10 +117,10 @@ def train_step(
 class _BoundStep:
     """A planned step for one setting.
 
-    executable the program of the step
-    step       the model of the step
-    results    the traced result of the loss
-    addresses  the address of each bound weight by name
+    executable  the program of the step
+    step        the model of the step
+    results     the traced result of the loss
+    addresses   the address of each bound weight by name
     """
 
     executable: Executable
