@@ -13,7 +13,7 @@ from torch._dispatch.python import enable_python_dispatcher  # noqa: E402
 
 import sublet  # noqa: E402
 from sublet.integrations.torch.compile.compile_report import report  # noqa: E402
-from sublet.integrations.torch.reader.resampling import keep_resampling  # noqa: E402
+from sublet.integrations.torch.reader.tracing_rules import keep_resampling  # noqa: E402
 
 F = torch.nn.functional
 CASES = {

@@ -123,6 +123,12 @@ The rule holds for CPU kernels. All other overwriting operators are element-wise
 every device, and accepts a tensor as both operand and result (`assert_no_partial_overlap`).
 """
 
+COPIED_RESULTS = {"native_dropout_backward.default": (0,), "hardswish_backward.default": (0, 1)}
+"""Arguments overwritten by element-wise operators without `out=`.
+
+A kernel computes a result, or a chunk of a result, in memory of PyTorch, and copies the elements afterwards.
+"""
+
 
 def aten_op(name: str) -> Op:
     """Return the record of an operator; an operator without facts counts as impure and shares no bytes.
@@ -142,7 +148,7 @@ def _aten_op(name: str, version: str) -> Op:
     parts = _concat_shares if name == "aten.cat.default" else no_shares
     if name.removeprefix(PREFIX) in ROW_BY_ROW:
         return Op(name, inplace=_overwrite_along_rows(ROW_BY_ROW[name.removeprefix(PREFIX)]))
-    inplace = overwrite_arguments(op_facts.overwrites)
+    inplace = overwrite_arguments(op_facts.overwrites or COPIED_RESULTS.get(name.removeprefix(PREFIX), ()))
     return Op(name, parts=parts, inplace=inplace, pure=not op_facts.random, operations=_operations_rule(name))
 
 

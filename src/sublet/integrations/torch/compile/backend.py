@@ -27,8 +27,8 @@ from sublet.integrations.torch.compile.micro_batched_inference import MicroBatch
 from sublet.integrations.torch.compile.shared_scratch import ArenaLease, CapturedGraphPool, recomputes
 from sublet.integrations.torch.operator_facts import version_remark
 from sublet.integrations.torch.reader.exported_program import CPU, device_of, error_summary, silence_tracing
-from sublet.integrations.torch.reader.resampling import keep_resampling
 from sublet.integrations.torch.reader.traced_tensor import torch
+from sublet.integrations.torch.reader.tracing_rules import decompositions, keep_resampling
 from sublet.ir.recipe import LESS
 
 if TYPE_CHECKING:
@@ -231,6 +231,7 @@ def compile_region(pair: CompiledRegion, module: GraphModule, example: Sequence[
             bw_compiler=pair.compile_backward,
             inference_compiler=pair.compile_inference,
             partition_fn=partial(partition_joint, warn=messages.append),
+            decompositions=decompositions(),
         )(module, example)
     for words in messages:
         warnings.warn(words, stacklevel=2)

@@ -211,7 +211,8 @@ class DeviceKernel:
             return _VerifiedCall(
                 self.node, op_facts.out, results, args, kwargs, self._allocating_call(results, args, kwargs)
             )
-        write = None if name in NONDETERMINISTIC_ON_CUDA or results[0] is None else OUT_VARIANTS.get(name)
+        excluded = op_facts.random or name in NONDETERMINISTIC_ON_CUDA or results[0] is None
+        write = None if excluded else OUT_VARIANTS.get(name)
         calls = None if write is None else write(results[0], *args, **kwargs)
         return None if calls is None else sequence_calls(calls)
 

@@ -366,6 +366,11 @@ def _index_put(
     return [write] if out.data_ptr() == x.data_ptr() else [partial(out.copy_, x), write]
 
 
+def _bernoulli(out: Tensor, x: Tensor, share: float, generator: Any = None) -> Sequence[Call] | None:
+    """Draw into a row-major result; None for another order, in which other numbers would be drawn."""
+    return [partial(out.bernoulli_, share, generator=generator)] if out.is_contiguous() else None
+
+
 def _repeat_into(out: Tensor, x: Tensor, repeats: Sequence[int]) -> None:
     out.copy_(x.repeat(repeats))
 
@@ -399,5 +404,6 @@ OUT_VARIANTS: Mapping[str, OutVariant] = {
     "_unsafe_index.Tensor": _index,
     "_unsafe_index_put.default": _index_put,
     "index_put.default": _index_put,
+    "bernoulli.p": _bernoulli,
 }
-"""The out variant of each operator. No operator here draws random numbers, and each has a single result."""
+"""The out variant of each operator, with a single result. Only `bernoulli` draws random numbers: the same ones."""

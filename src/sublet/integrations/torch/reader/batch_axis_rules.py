@@ -22,8 +22,8 @@ from sublet.integrations.torch.reader.batch_axis import (
     axes_argument,
     node_shape,
 )
-from sublet.integrations.torch.reader.resampling import RESAMPLING
 from sublet.integrations.torch.reader.traced_tensor import torch
+from sublet.integrations.torch.reader.tracing_rules import RESAMPLING
 from sublet.ir.graph import Node
 from sublet.ops.nn.attention import slices_with_mask
 from sublet.ops.nn.command import pick

@@ -17,8 +17,8 @@ from sublet.integrations.torch.reader.conversion import COUNTER_SPEC, Conversion
 from sublet.integrations.torch.reader.kernel_probes import PROBED_OPERATORS, probe_results
 from sublet.integrations.torch.reader.lower_to_nn import lower_to_nn
 from sublet.integrations.torch.reader.operators import add_operator
-from sublet.integrations.torch.reader.resampling import as_default_overload
 from sublet.integrations.torch.reader.traced_tensor import Extents, TracedTensor, fixed_number, layout_of, torch
+from sublet.integrations.torch.reader.tracing_rules import as_default_overload
 from sublet.ir.graph import CaseOf, Graph, Value, While
 
 if TYPE_CHECKING:

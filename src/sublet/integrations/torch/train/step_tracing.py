@@ -12,8 +12,8 @@ from unittest.mock import patch
 from sublet.base.errors import ModelError, SubletError
 from sublet.base.optional_imports import require
 from sublet.integrations.torch.reader.exported_program import error_summary, silence_tracing
-from sublet.integrations.torch.reader.resampling import keep_resampling
 from sublet.integrations.torch.reader.traced_tensor import torch
+from sublet.integrations.torch.reader.tracing_rules import decompositions, keep_resampling
 from sublet.integrations.torch.train.step_setting import PLAIN
 
 if TYPE_CHECKING:
@@ -205,16 +205,17 @@ def trace_step(judged: Module, tensors: Sequence[Tensor]) -> tuple[GraphModule, 
 
 def _export_joint(judged: Module, tensors: Sequence[Tensor]) -> tuple[GraphModule, GraphSignature]:
     """Return forward and backward as traced by AOTAutograd."""
-    export = require("torch._functorch.aot_autograd", extra="torch").aot_export_module
+    whole = require("torch._functorch.aot_autograd", extra="torch").aot_export_module
+    export = partial(whole, trace_joint=True, output_loss_index=0, decompositions=decompositions())
     traced: tuple[GraphModule, GraphSignature]
     with _without_gradients(_unused_parameters(judged, tensors)):
         try:
-            traced = export(judged, tensors, trace_joint=True, output_loss_index=0)
+            traced = export(judged, tensors)
         except AssertionError as error:  # two gradients are one node, as for the biases of an LSTM
             if "gradients_to_parameters" not in str(error):
                 raise
             judged.__dict__["apart"] = True
-            traced = export(judged, tensors, trace_joint=True, output_loss_index=0)
+            traced = export(judged, tensors)
     return traced
 
 

@@ -1,4 +1,4 @@
-"""Tracing of resampling operators, such as `upsample_nearest2d`, as the operators run by eager PyTorch.
+"""Rules of tracing for operators that PyTorch traces to the detriment of memory: resampling and dropout.
 
 PyTorch traces most resampling operators as index operators, with the indices computed by operators:
 
@@ -7,6 +7,12 @@ PyTorch traces most resampling operators as index operators, with the indices co
     upsample_nearest2d_backward  new_zeros, _unsafe_index_put            upsample_nearest2d_backward
 
 The index operators are slower, and linear resampling by indices differs in rounding and takes several tensors more.
+
+PyTorch traces dropout as one operator. Random operators never run twice, so a result read in the backward pass is saved
+beside its mask. With `decompositions`, a program draws the mask alone, and may compute the result again:
+
+    y, mask = native_dropout(x, 0.1)    ->    mask = bernoulli(empty_like(x, dtype=bool), 0.9)
+                                              y = native_dropout_backward(x, mask, 1 / 0.9)    # x * mask * scale
 """
 
 from __future__ import annotations
@@ -17,9 +23,12 @@ from functools import partial
 from threading import Lock, get_ident
 from typing import Any
 
+import numpy as np
+
 from sublet.base.optional_imports import require
+from sublet.base.tensor import NUMPY
 from sublet.integrations.torch.dialect import PREFIX
-from sublet.integrations.torch.reader.traced_tensor import torch
+from sublet.integrations.torch.reader.traced_tensor import dtype_of, torch
 
 RESAMPLING = (
     "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d",
@@ -105,6 +114,46 @@ def keep_resampling() -> Iterator[None]:
         yield
     finally:
         _TRACING.leave()
+
+
+def decompositions() -> dict[Any, Function]:
+    """Return the decompositions for AOTAutograd: the operators to trace as other operators, each with a function."""
+    aten = torch().ops.aten
+    return {
+        aten.native_dropout.default: _decompose_dropout,
+        aten.native_dropout_backward.default: _decompose_dropout_gradient,
+    }
+
+
+def _decompose_dropout(x: Any, rate: float, train: bool | None) -> Any:
+    """Return the result of dropout and the mask, with the bits and the random numbers of PyTorch's CPU kernel.
+
+    Dropout stays one operator on a GPU, and for `x` in another order than row-major: `bernoulli` would draw other
+    numbers.
+    """
+    if train is False or not _has_rounded_scale(x) or not x.is_contiguous():
+        return NotImplemented
+    t, kept = torch(), 1.0 - rate
+    mask = t.ops.aten.bernoulli.p(t.empty_like(x, dtype=t.bool), kept)
+    return t.ops.aten.native_dropout_backward(x, mask, _rounded_to(x, 1.0 / kept if kept else 0.0)), mask
+
+
+def _decompose_dropout_gradient(dy: Any, mask: Any, scale: float) -> Any:
+    """Return the gradient of dropout with the bits of eager PyTorch, which rounds the scale to the type of `dy`."""
+    if not _has_rounded_scale(dy) or scale == _rounded_to(dy, scale):
+        return NotImplemented
+    return torch().ops.aten.native_dropout_backward(dy, mask, _rounded_to(dy, scale))
+
+
+def _has_rounded_scale(x: Any) -> bool:
+    """True for the tensors whose dropout multiplies by a scale rounded to the type of the tensor."""
+    return bool(x.dtype.is_floating_point and x.device.type in ("cpu", "meta"))
+
+
+def _rounded_to(x: Any, scale: float) -> float:
+    """Return a number rounded to the type of a tensor; infinity above the largest number of the type."""
+    with np.errstate(over="ignore"):
+        return float(NUMPY[dtype_of(x, "dropout")].type(scale))
 
 
 def _has_known_extents(args: Sequence[Any]) -> bool:
