@@ -393,6 +393,18 @@ def test_extents_that_change_are_planned_for_each_shape() -> None:
     assert arenas[0] < arenas[1] < arenas[2]
 
 
+def test_a_graph_of_all_shapes_saves_what_a_graph_of_one_shape_saves() -> None:
+    module = nn.Sequential(*(nn.Sequential(nn.Linear(128, 128), nn.GELU(), nn.Dropout(0.1)) for _ in range(6)))
+    arenas = []
+    for dynamic in (False, True):
+        torch._dynamo.reset()
+        run, before = torch.compile(module, backend="sublet", dynamic=dynamic), len(sublet.torch.report())
+        for rows in (64, 96):
+            run(torch.randn(rows, 128)).square().sum().backward()
+        arenas.append([each.plan.arena_bytes for each in sublet.torch.report()[before:] if each.plan is not None])
+    assert arenas[0] == arenas[1]
+
+
 def test_the_generator_is_pytorchs() -> None:
     module = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
     run, x = compiled(module), torch.randn(4, 8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +23,7 @@ CHEAP_OPERATORS = (
     "aten.clone.default", "aten._to_copy.default", "aten.full.default", "aten.full_like.default",
     "aten.scalar_tensor.default", "aten.arange.default", "aten.arange.start", "aten.arange.start_step",
     "aten.zeros_like.default", "aten.ones_like.default", "aten.native_layer_norm.default",
-    "aten._native_batch_norm_legit_no_training.default",
+    "aten._native_batch_norm_legit_no_training.default", "aten.native_dropout_backward.default",
 )  # fmt: skip
 """Operators about as fast as reading their inputs, beside operators tagged as pointwise by PyTorch."""
 
@@ -45,11 +46,16 @@ def storage_node(node: Node) -> Node:
 
 
 def tensor_bytes(node: Node) -> int:
-    """Return the bytes of a node's tensor; 0 for a node without a tensor, or with symbolic extents."""
+    """Return the bytes of a node's tensor, for symbolic extents in the traced example; 0 for a node without a tensor.
+
+    0 also for a tensor with an extent that depends on the content of tensors.
+    """
     tensor = node.meta.get("val")
-    if not isinstance(tensor, torch().Tensor) or any(not isinstance(extent, int) for extent in tensor.shape):
+    if not isinstance(tensor, torch().Tensor):
         return 0
-    return int(tensor.numel() * tensor.element_size())
+    hints = [each if isinstance(each, int) else getattr(each.node, "hint", None) for each in tensor.shape]
+    extents = [each for each in hints if isinstance(each, int)]
+    return prod(extents) * int(tensor.element_size()) if len(extents) == len(hints) else 0
 
 
 def _is_view(node: Node) -> bool:
