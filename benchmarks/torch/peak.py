@@ -60,7 +60,7 @@ def called(
     network = NETWORKS[name]
     module, inputs, labels = network.make(), network.inputs(), network.labels()
     judged: Any = module.eval() if kind == "inference" else Judged(module.train(), network.loss)
-    run = judged if side == "eager" else torch.compile(judged, **compile_options(side))
+    run = judged if side == "eager" else torch.compile(judged, dynamic=False, **compile_options(side))
     if kind == "inference":
 
         def infer() -> Any:

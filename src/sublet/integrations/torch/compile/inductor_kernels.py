@@ -225,7 +225,8 @@ class InductorCompilation:
         if lowering.memory is None:
             raise SubletError(
                 f"{lowering.pass_names}: the budget is {budget:,} bytes, and the peak of Inductor's kernels is "
-                f"unknown: {lowering.why_unknown}. Drop the budget, or drop options={{'kernels': 'inductor'}}"
+                f"unknown: {lowering.why_unknown}. Fix extents by torch.compile(..., dynamic=False), drop the budget, "
+                "or drop options={'kernels': 'inductor'}"
             )
         smallest = min(divisions, key=lambda each: each.peak)
         if smallest.peak <= budget:
