@@ -382,8 +382,24 @@ def test_changing_extents_have_no_known_peak(make: Callable[[], Any], shape: tup
     call(torch.randn(2 * shape[0], *shape[1:]))
     assert len(sublet.torch.report()) == before  # no extent was fixed
     torch._dynamo.reset()
-    with pytest.raises(Exception, match="the peak of Inductor's kernels is unknown: extents change from call to call"):
+    with pytest.raises(Exception, match=r"marked .* as dynamic but your code specialized it"):
         compiled(module, budget="1MiB")(x)
+
+
+def test_a_budget_holds_for_each_shape() -> None:
+    """PyTorch traces the second shape for all shapes. Sublet fixes the extents, and PyTorch traces each shape anew."""
+    module, before = (
+        nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU()),
+        len(sublet.torch.report()),
+    )
+    call = compiled(module, budget="200KiB")
+    for rows in (128, 96, 128, 64):
+        x = torch.randn(rows, 64)
+        found, wanted = (torch.autograd.grad(run(x).square().sum(), module[0].weight)[0] for run in (call, module))
+        assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    peaks = [record.peak_bytes for record in sublet.torch.report()[before:]]
+    assert len(peaks) == 3
+    assert all(peak is not None and peak <= 200 << 10 for peak in peaks)
 
 
 def test_an_error_of_sublet_leaves_the_graph_to_inductor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,10 +124,20 @@ every device, and accepts a tensor as both operand and result (`assert_no_partia
 """
 
 COPIED_RESULTS = {"native_dropout_backward.default": (0,), "hardswish_backward.default": (0, 1)}
-"""Arguments overwritten by element-wise operators without `out=`.
+"""Arguments overwritten by element-wise operators without `out=`, on the CPU.
 
 A kernel computes a result, or a chunk of a result, in memory of PyTorch, and copies the elements afterwards.
 """
+
+UNREAD_ARGUMENTS = {
+    f"{name}.default": (1,)
+    for name in (
+        "max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward", "adaptive_max_pool2d_backward",
+        "adaptive_max_pool3d_backward", "avg_pool2d_backward", "avg_pool3d_backward", "_adaptive_avg_pool2d_backward",
+        "_adaptive_avg_pool3d_backward",
+    )
+}  # fmt: skip
+"""Arguments of which CPU kernels read the shape and the strides, and no element: images of gradients of poolings."""
 
 
 def aten_op(name: str) -> Op:
@@ -148,7 +158,8 @@ def _aten_op(name: str, version: str) -> Op:
     parts = _concat_shares if name == "aten.cat.default" else no_shares
     if name.removeprefix(PREFIX) in ROW_BY_ROW:
         return Op(name, inplace=_overwrite_along_rows(ROW_BY_ROW[name.removeprefix(PREFIX)]))
-    inplace = overwrite_arguments(op_facts.overwrites or COPIED_RESULTS.get(name.removeprefix(PREFIX), ()))
+    on_cpu = {**COPIED_RESULTS, **UNREAD_ARGUMENTS}.get(name.removeprefix(PREFIX))
+    inplace = overwrite_arguments(op_facts.overwrites) if on_cpu is None else _overwrite_on_cpu(on_cpu)
     return Op(name, parts=parts, inplace=inplace, pure=not op_facts.random, operations=_operations_rule(name))
 
 
@@ -236,6 +247,12 @@ def overwrite_arguments(positions: tuple[int, ...]) -> Shares:
         return tuple(Share(0, i) for i in dict.fromkeys(inputs) if _has_same_layout(node, call, i, written, result))
 
     return shares
+
+
+def _overwrite_on_cpu(positions: tuple[int, ...]) -> Shares:
+    """Return the fact of `overwrite_arguments` for kernels on the CPU alone."""
+    over = overwrite_arguments(positions)
+    return lambda node: () if DEVICE in node.attrs else over(node)
 
 
 def _overwrite_along_rows(positions: tuple[int, ...]) -> Shares:

@@ -225,8 +225,7 @@ class InductorCompilation:
         if lowering.memory is None:
             raise SubletError(
                 f"{lowering.pass_names}: the budget is {budget:,} bytes, and the peak of Inductor's kernels is "
-                f"unknown: {lowering.why_unknown}. Fix extents by torch.compile(..., dynamic=False), drop the budget, "
-                "or drop options={'kernels': 'inductor'}"
+                f"unknown: {lowering.why_unknown}. Drop the budget, or drop options={{'kernels': 'inductor'}}"
             )
         smallest = min(divisions, key=lambda each: each.peak)
         if smallest.peak <= budget:
@@ -380,6 +379,8 @@ def compile_with_inductor(
     Raises:
         SubletError: without a division within the budget.
     """
+    if budget is not None:
+        _fix_extents(example)
     compilation = InductorCompilation(module, example, budget, losses)
     try:
         with silence_tracing():
@@ -396,6 +397,15 @@ def compile_with_inductor(
     for words in dict.fromkeys(compilation.messages):
         warnings.warn(words, stacklevel=2)
     return compiled
+
+
+def _fix_extents(example: Sequence[object]) -> None:
+    """Fix symbolic extents of a graph: the peak is known for one shape, and Dynamo traces each other shape anew."""
+    for each in example:
+        numbers = (*each.shape, *each.stride()) if isinstance(each, torch().Tensor) else (each,)
+        for number in numbers:
+            if isinstance(number, torch().SymInt):
+                int(number)
 
 
 def _copy_sources(module: GraphModule, copied: GraphModule) -> None:

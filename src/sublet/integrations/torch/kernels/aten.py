@@ -106,7 +106,8 @@ class AtenKernel:
             function = require_operator(op_facts.out, self.node)
             parameters = [each.name for each in function._schema.arguments]
             out_names = [each.name for each in function._schema.arguments if each.is_out]
-            keywords = {name: value for name, value in kwargs.items() if name in parameters}
+            known = {*parameters} - {"memory_format"}  # the place has the layout
+            keywords = {name: value for name, value in kwargs.items() if name in known}
             function_name = op_facts.out.partition(".")[0]
             if function_name in TORCH_FUNCTIONS and out_names == ["out"]:
                 method = in_place_method(function_name, args[0], results[0])

@@ -13,6 +13,9 @@ beside its mask. With `decompositions`, a program draws the mask alone, and may 
 
     y, mask = native_dropout(x, 0.1)    ->    mask = bernoulli(empty_like(x, dtype=bool), 0.9)
                                               y = native_dropout_backward(x, mask, 1 / 0.9)    # x * mask * scale
+
+The gradient of a pooling takes the image for its shape alone. With `decompositions`, the gradient takes an undefined
+tensor, which the result overwrites, and the image is not saved.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ import numpy as np
 
 from sublet.base.optional_imports import require
 from sublet.base.tensor import NUMPY
-from sublet.integrations.torch.dialect import PREFIX
+from sublet.integrations.torch.dialect import PREFIX, UNREAD_ARGUMENTS
+from sublet.integrations.torch.operator_call import find_operator
 from sublet.integrations.torch.reader.traced_tensor import dtype_of, torch
 
 RESAMPLING = (
@@ -119,9 +123,11 @@ def keep_resampling() -> Iterator[None]:
 def decompositions() -> dict[Any, Function]:
     """Return the decompositions for AOTAutograd: the operators to trace as other operators, each with a function."""
     aten = torch().ops.aten
+    pools = {find_operator(f"{PREFIX}{name}"): position for name, (position,) in UNREAD_ARGUMENTS.items()}
     return {
         aten.native_dropout.default: _decompose_dropout,
         aten.native_dropout_backward.default: _decompose_dropout_gradient,
+        **{each: partial(_without_content, each, position) for each, position in pools.items() if each is not None},
     }
 
 
@@ -145,9 +151,26 @@ def _decompose_dropout_gradient(dy: Any, mask: Any, scale: float) -> Any:
     return torch().ops.aten.native_dropout_backward(dy, mask, _rounded_to(dy, scale))
 
 
+def _without_content(operator: Any, position: int, *args: Any, **kwargs: Any) -> Any:
+    """Call an operator that reads no element of the argument at `position`, with an undefined tensor instead."""
+    t, x = torch(), args[position]
+    formats = [t.contiguous_format, {4: t.channels_last, 5: t.channels_last_3d}.get(x.dim(), t.contiguous_format)]
+    order = next((each for each in formats if x.is_contiguous(memory_format=each)), None)
+    if order is None or not _is_on_cpu(x):
+        return NotImplemented
+    undefined = t.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=order)
+    with require("torch.fx.experimental.proxy_tensor", extra="torch").decompose({}):
+        return operator(*args[:position], undefined, *args[position + 1 :], **kwargs)
+
+
+def _is_on_cpu(x: Any) -> bool:
+    """True for a tensor on the CPU, or on `meta` in the place of a tensor on the CPU."""
+    return x.device.type in ("cpu", "meta")
+
+
 def _has_rounded_scale(x: Any) -> bool:
     """True for the tensors whose dropout multiplies by a scale rounded to the type of the tensor."""
-    return bool(x.dtype.is_floating_point and x.device.type in ("cpu", "meta"))
+    return x.dtype.is_floating_point and _is_on_cpu(x)
 
 
 def _rounded_to(x: Any, scale: float) -> float:
