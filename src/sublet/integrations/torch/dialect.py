@@ -91,7 +91,17 @@ def _overwrite_first(node: Node) -> tuple[Share, ...]:
 FUSED_PREFIX = "joined."
 LOGITS_GRADIENT = f"{FUSED_PREFIX}nll_loss_log_softmax_backward"
 
-OVERWRITES = {LOGITS_GRADIENT: (1,)}
+#     a = embedding_dense_backward(dy, indices, rows, padding, False)
+#     g = add(w, a)
+#
+#     g = EMBEDDING_SUM(w, dy, indices, padding)
+#
+# The gradient `a` [rows, width] of a table is as large as the table, but only the rows in `indices` are not 0. Language
+# models add the gradient to the gradient `w` of the same table as the last layer.
+
+EMBEDDING_SUM = f"{FUSED_PREFIX}add_embedding_dense_backward"
+
+OVERWRITES = {LOGITS_GRADIENT: (1,), EMBEDDING_SUM: (0,)}
 """Positions of the arguments overwritable by the result: each row is read before it is written."""
 
 
@@ -312,6 +322,7 @@ __all__ = [
     "AS_STRIDED",
     "COLLECTIVES",
     "DEVICE",
+    "EMBEDDING_SUM",
     "FUSED_PREFIX",
     "LOGITS_GRADIENT",
     "PREFIX",

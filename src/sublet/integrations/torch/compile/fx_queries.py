@@ -58,6 +58,15 @@ def tensor_bytes(node: Node) -> int:
     return prod(extents) * int(tensor.element_size()) if len(extents) == len(hints) else 0
 
 
+def fix_extents(example: Sequence[object]) -> None:
+    """Fix the symbolic extents of example arguments, as for a peak known in bytes: PyTorch traces each shape alone."""
+    for each in example:
+        numbers = (*each.shape, *each.stride()) if isinstance(each, torch().Tensor) else (each,)
+        for number in numbers:
+            if isinstance(number, torch().SymInt):
+                int(number)
+
+
 def _is_view(node: Node) -> bool:
     """True if the only result of the node aliases an operand and the operator writes no operand."""
     schema = getattr(node.target, "_schema", None)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from sublet.base.errors import SubletError
 from sublet.base.optional_imports import require
 from sublet.integrations.torch.compile.compile_report import CompiledByInductor, Lowering, add_record
-from sublet.integrations.torch.compile.fx_queries import MIN_RECOMPUTED_BYTES
+from sublet.integrations.torch.compile.fx_queries import MIN_RECOMPUTED_BYTES, fix_extents
 from sublet.integrations.torch.compile.inductor_memory import (
     InductorObject,
     PassMemory,
@@ -380,7 +380,7 @@ def compile_with_inductor(
         SubletError: without a division within the budget.
     """
     if budget is not None:
-        _fix_extents(example)
+        fix_extents(example)
     compilation = InductorCompilation(module, example, budget, losses)
     try:
         with silence_tracing():
@@ -397,15 +397,6 @@ def compile_with_inductor(
     for words in dict.fromkeys(compilation.messages):
         warnings.warn(words, stacklevel=2)
     return compiled
-
-
-def _fix_extents(example: Sequence[object]) -> None:
-    """Fix symbolic extents of a graph: the peak is known for one shape, and Dynamo traces each other shape anew."""
-    for each in example:
-        numbers = (*each.shape, *each.stride()) if isinstance(each, torch().Tensor) else (each,)
-        for number in numbers:
-            if isinstance(number, torch().SymInt):
-                int(number)
 
 
 def _copy_sources(module: GraphModule, copied: GraphModule) -> None:

@@ -267,6 +267,47 @@ class LogitsGradient:
             yield partial(aten._log_softmax_backward_data.out, piece, y[rows], 1, dx.dtype, out=dx[rows])
 
 
+@dataclass(frozen=True)
+class EmbeddingSum:
+    """A kernel adding the gradient of an embedding to a gradient [rows, width] of the table.
+
+    The kernel sums the gradient of each different row first, as PyTorch does, and then adds the sums to the table.
+    """
+
+    node: Node
+
+    @property
+    def scratch(self) -> int:
+        """The bytes of the sums: one row for each index, and at most one for each row of the table."""
+        table, argument = spec_of(self.node.defs[0]), decode(self.node).args[2]
+        assert isinstance(argument, TensorArgument)
+        indices = self.node.inputs[argument.input]
+        assert indices is not None
+        return min(table.shape[0], spec_of(indices).size) * (table.nbytes // max(1, table.shape[0]))
+
+    def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
+        """Return the bound call.
+
+        Raises RunError if PyTorch is too old: a plan may come from a file.
+        """
+        require_supported_version(torch().__version__, RunError, f"node {self.node.name}: ")
+        (place,), args, _ = call_operands(
+            self.node, [operand_tensor(each) for each in inputs], map(operand_tensor, outputs)
+        )
+        return BoundTorchCall(partial(self._add, place, operand_tensor(scratch), *args), [place], self.node)
+
+    def _add(self, place: Tensor, scratch: Tensor, table: Tensor, dy: Tensor, indices: Tensor, padding: int) -> None:
+        if place.data_ptr() != table.data_ptr():
+            place.copy_(table)
+        rows, positions = torch().unique(indices.reshape(-1), return_inverse=True)
+        width = place.shape[1]
+        sums = scratch_tensor(scratch, place.dtype, (len(rows), width))
+        sums.zero_().index_add_(0, positions, dy.reshape(-1, width))
+        if padding >= 0:
+            sums.masked_fill_((rows == padding)[:, None], 0)
+        place.index_add_(0, rows, sums)
+
+
 # Kernels of collectives. A kernel starts a collective and waits for completion; a wait node only copies the result.
 
 IN_PLACE_FORMS = {"all_reduce", "broadcast"}

@@ -8,11 +8,12 @@ from importlib import import_module
 from typing import Any
 
 from sublet.base.tensor import DType
-from sublet.integrations.torch.dialect import COLLECTIVES, LOGITS_GRADIENT
+from sublet.integrations.torch.dialect import COLLECTIVES, EMBEDDING_SUM, LOGITS_GRADIENT
 from sublet.integrations.torch.dialect import PREFIX as ATEN
 from sublet.integrations.torch.kernels.aten import (
     AtenKernel,
     CollectiveKernel,
+    EmbeddingSum,
     LogitsGradient,
     meta_tensor,
     operand_tensor,
@@ -76,6 +77,8 @@ class TorchBackend:
             return CollectiveKernel(node)
         if node.op == LOGITS_GRADIENT:
             return LogitsGradient(node)
+        if node.op == EMBEDDING_SUM:
+            return EmbeddingSum(node)
         if not node.op.startswith(PREFIX):
             return None
         fast = KERNELS.get(node.op.removeprefix(PREFIX))

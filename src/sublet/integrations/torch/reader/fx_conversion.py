@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from sublet.base.errors import ModelError
 from sublet.base.optional_imports import require
 from sublet.base.tensor import TensorSpec
-from sublet.integrations.torch.dialect import LOGITS_GRADIENT, PREFIX, StridedLayout
+from sublet.integrations.torch.dialect import PREFIX, StridedLayout
 from sublet.integrations.torch.operator_facts import OperatorFacts, facts_by_name
 from sublet.integrations.torch.reader.conversion import COUNTER_SPEC, ConversionLevel
 from sublet.integrations.torch.reader.kernel_probes import PROBED_OPERATORS, probe_results
 from sublet.integrations.torch.reader.lower_to_nn import lower_to_nn
-from sublet.integrations.torch.reader.operators import add_operator
+from sublet.integrations.torch.reader.operators import add_fused, add_operator, is_fused_with_reader
 from sublet.integrations.torch.reader.traced_tensor import Extents, TracedTensor, fixed_number, layout_of, torch
 from sublet.integrations.torch.reader.tracing_rules import as_default_overload
 from sublet.ir.graph import CaseOf, Graph, Value, While
@@ -190,35 +190,6 @@ CONTROL_FLOW: Mapping[
     "map_impl": add_map,
 }
 """Conversions of operators running inner graphs, by PyTorch's names."""
-
-
-# Fusion of two operators into one: the gradients of nll_loss and log_softmax, see `integrations.torch.dialect.joined`.
-
-LOSS = "aten.nll_loss_backward.default"
-SOFTMAX = "aten._log_softmax_backward_data.default"
-
-
-def is_fused_loss_gradient(node: Any) -> bool:
-    """True for a loss gradient [N, C] read only by the gradient of a log_softmax over the classes, all of one type."""
-    if not isinstance(node, torch().fx.Node) or str(node.target) != LOSS or len(node.users) != 1:
-        return False
-    (reader,) = node.users
-    if str(reader.target) != SOFTMAX or reader.args[0] is not node or node in reader.args[1:]:
-        return False
-    _, y, axis, dtype = reader.args
-    gradient, y = node.meta["val"], y.meta["val"]
-    return gradient.dim() == 2 and axis in (1, -1) and gradient.dtype == y.dtype == dtype
-
-
-def add_logits_gradient(level: ConversionLevel, node: Any, y: Any, loss: Sequence[Any], source: str) -> Any:
-    """Add the fused gradient by the logits, and return the result.
-
-    `y` is the result of the log_softmax, and `loss` are the arguments of the loss gradient. Of the loss gradient's
-    second argument, only the extents matter, so `y` replaces the argument.
-    """
-    dy, _, *rest = loss
-    (gradient,) = level.add_call(LOGITS_GRADIENT, node.name, (dy, y, *rest), {}, [node.meta["val"]], source)
-    return gradient
 
 
 # Tensors as returned by PyTorch's eager kernels, for operators traced with another type or other strides.
@@ -407,12 +378,14 @@ def _graph_attribute(level: ConversionLevel, module: Any, name: str) -> Any:
 def _convert_call(level: ConversionLevel, node: Any, stands: Mapping[Any, Any], eager: Any) -> Any:
     """Convert a call, and return the results with the layouts of the `eager` tensors."""
     joining = not level.conversion.device
-    if joining and is_fused_loss_gradient(node):
+    if joining and is_fused_with_reader(node):
         return None  # the only reader computes the fused operator
     args, kwargs = _resolve(node.args, stands), _resolve(dict(node.kwargs), stands)
     target, source = node.target, source_line(node)
-    if joining and node.args and is_fused_loss_gradient(node.args[0]):
-        return add_logits_gradient(level, node, args[1], _resolve(node.args[0].args, stands), source)
+    fused = next(filter(is_fused_with_reader, node.args), None) if joining else None
+    if fused is not None:
+        other = args[1 - node.args.index(fused)]
+        return add_fused(level, node, str(fused.target), other, _resolve(fused.args, stands), source)
     if target is operator.getitem:
         return args[0][args[1]]
     if isinstance(target, torch()._ops.HigherOrderOperator):

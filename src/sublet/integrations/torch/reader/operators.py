@@ -11,6 +11,8 @@ from sublet.base.errors import ModelError
 from sublet.integrations.torch.dialect import (
     COLLECTIVES,
     COPY_FIRST_ARGUMENT,
+    EMBEDDING_SUM,
+    LOGITS_GRADIENT,
     PREFIX,
     WAIT,
     StridedLayout,
@@ -56,6 +58,73 @@ def _nested_tensors(args: Any) -> list[TracedTensor]:
     if isinstance(args, list | tuple):
         return [each for inner in args for each in _nested_tensors(inner)]
     return [args] if isinstance(args, TracedTensor) else []
+
+
+# Fusion of an operator with the only reader of the result, see `integrations.torch.dialect.FUSED_PREFIX`: the gradients
+# of nll_loss and log_softmax, and the gradient of an embedding with the sum of two gradients of the table.
+
+LOSS = "aten.nll_loss_backward.default"
+SOFTMAX = "aten._log_softmax_backward_data.default"
+EMBEDDING = "aten.embedding_dense_backward.default"
+ADD = "aten.add.Tensor"
+
+
+def is_fused_with_reader(node: Any) -> bool:
+    """True if the only reader of a node computes both operators in one."""
+    if not isinstance(node, torch().fx.Node) or str(node.target) not in (LOSS, EMBEDDING) or len(node.users) != 1:
+        return False
+    (reader,) = node.users
+    if list(reader.args).count(node) != 1 or reader.kwargs:
+        return False
+    return _is_logits_gradient(node, reader) if str(node.target) == LOSS else _is_embedding_sum(node, reader)
+
+
+def _is_logits_gradient(node: Any, reader: Any) -> bool:
+    """True for a loss gradient [N, C] read by the gradient of a log_softmax over the classes, all of one type."""
+    if str(reader.target) != SOFTMAX or reader.args[0] is not node:
+        return False
+    _, y, axis, dtype = reader.args
+    gradient, y = node.meta["val"], y.meta["val"]
+    return gradient.dim() == 2 and axis in (1, -1) and gradient.dtype == y.dtype == dtype
+
+
+def _is_embedding_sum(node: Any, reader: Any) -> bool:
+    """True for the gradient of an embedding added to a gradient of equal type and shape, in f32 or f64.
+
+    Of two gradients of embeddings added to each other, the second is fused. In bf16 and f16, PyTorch rounds the sums of
+    rows in another way than `EMBEDDING_SUM`.
+    """
+    if str(reader.target) != ADD or node.args[4]:
+        return False
+    one, other = reader.args
+    base = one if other is node else other
+    is_table = isinstance(base, torch().fx.Node) and isinstance(base.meta.get("val"), torch().Tensor)
+    if not is_table or (other is not node and str(base.target) == EMBEDDING):
+        return False
+    sizes, dtypes = zip(*((each.meta["val"].shape, each.meta["val"].dtype) for each in (node, base)), strict=True)
+    is_fixed = all(isinstance(extent, int) for size in sizes for extent in size)
+    return is_fixed and sizes[0] == sizes[1] and dtypes[0] == dtypes[1] in (torch().float32, torch().float64)
+
+
+def add_fused(level: ConversionLevel, node: Any, fused: str, other: Any, args: Sequence[Any], source: str) -> Any:
+    """Add the fused operator of a node and an operand, and return the result.
+
+    Args:
+        level: the level of the conversion.
+        node: the node.
+        fused: the name of the operand's operator.
+        other: the other operand of the node, converted.
+        args: the arguments of the operand's operator, converted.
+        source: source line of the node.
+    """
+    if fused == LOSS:  # only the extents of the loss gradient's second argument matter
+        dy, _, *rest = args
+        name, given = LOGITS_GRADIENT, (dy, other, *rest)
+    else:
+        dy, indices, _, padding, _ = args
+        name, given = EMBEDDING_SUM, (other, dy, indices, padding)
+    (result,) = level.add_call(name, node.name, given, {}, [node.meta["val"]], source)
+    return result
 
 
 # Results with extents traced differently by PyTorch than computed by PyTorch's kernels.

@@ -1,0 +1,118 @@
+"""Tests of the gradient of an embedding tied to another layer: the rows are added to the gradient of the layer."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+
+import sublet  # noqa: E402
+from sublet.integrations.torch.compile.arena_pool import ArenaPool  # noqa: E402
+from sublet.integrations.torch.compile.compile_report import report  # noqa: E402
+from sublet.integrations.torch.compile.joint_graph import capture_program  # noqa: E402
+from sublet.integrations.torch.dialect import EMBEDDING_SUM  # noqa: E402
+
+A, F = torch.ops.aten, torch.nn.functional
+
+
+def operators_of(graph) -> list[str]:
+    return [node.op for node in graph.walk()]
+
+
+INDICES = {
+    "repeated": torch.randint(7, (4, 9)),
+    "all rows": torch.arange(50).repeat(3),
+    "expanded": torch.arange(6).expand(5, 6),
+    "one": torch.tensor([3]),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("padding", [-1, 3])
+@pytest.mark.parametrize("name", INDICES)
+@pytest.mark.parametrize("first", [True, False])
+def test_sums_have_pytorchs_bits(name: str, padding: int, first: bool, dtype: torch.dtype) -> None:
+    """In a poisoned arena, over the other gradient and beside it."""
+    indices = INDICES[name]
+
+    def gradient(table: torch.Tensor, dy: torch.Tensor) -> list[torch.Tensor]:
+        base, rows = table * 2, A.embedding_dense_backward(dy, indices, 50, padding, False)
+        whole = A.add(base, rows) if first else A.add(rows, base)
+        return [whole + 1, *([] if first else [base + 1])]
+
+    inputs = torch.randn(50, 8).to(dtype), torch.randn(*indices.shape, 8).to(dtype)
+    expected = gradient(*inputs)
+    pool = ArenaPool(capture_program(make_fx(gradient)(*inputs), None, (), {}), inputs, sublet.Options())
+    assert EMBEDDING_SUM in [node.op for node in pool.plan.nodes]
+    arena, piece = pool.lease().arena, pool.captured.passes[0]
+    sublet.run_poisoned(arena.executable, {tensor.value.name: inputs[at] for at, tensor in piece.arguments.items()})
+    for position, each in enumerate(expected):
+        assert torch.equal(arena.results[position], each)
+
+
+OTHERS = {
+    "read twice": lambda base, rows: [A.add(base, rows), rows * 2],
+    "scaled": lambda base, rows: [A.add(base, rows, alpha=2)],
+    "broadcast": lambda base, rows: [A.add(base[:1], rows)],
+    "another type": lambda base, rows: [A.add(base.double(), rows)],
+    "itself": lambda base, rows: [A.add(rows, rows)],
+    "a product": lambda base, rows: [A.mul(base, rows)],
+    "a number": lambda base, rows: [A.add(rows, 1.0)],
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_readers_have_the_whole_gradient(name: str) -> None:
+    indices = torch.randint(50, (4, 9))
+
+    def gradient(table: torch.Tensor, dy: torch.Tensor) -> list[torch.Tensor]:
+        return OTHERS[name](table * 2, A.embedding_dense_backward(dy, indices, 50, -1, False))
+
+    inputs = torch.randn(50, 8), torch.randn(4, 9, 8)
+    pool = ArenaPool(capture_program(make_fx(gradient)(*inputs), None, (), {}), inputs, sublet.Options())
+    assert EMBEDDING_SUM not in [node.op for node in pool.plan.nodes]
+    arena, piece = pool.lease().arena, pool.captured.passes[0]
+    sublet.run_poisoned(arena.executable, {tensor.value.name: inputs[at] for at, tensor in piece.arguments.items()})
+    for position, each in enumerate(gradient(*inputs)):
+        assert torch.allclose(arena.results[position], each, atol=1e-6)
+
+
+class TiedModel(torch.nn.Module):
+    """An encoder, a decoder and a last layer with one table of 4,000 rows, as in T5."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(4000, 64, padding_idx=0)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(2))
+
+    def forward(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        encoded = torch.tanh(self.layers[0](self.table(first))).mean(1, keepdim=True)
+        return F.linear(torch.tanh(self.layers[1](self.table(second) + encoded)), self.table.weight)
+
+
+@pytest.mark.parametrize("whole_step", [False, True])
+def test_a_tied_model_trains_without_the_gradient_of_an_embedding(whole_step: bool) -> None:
+    torch._dynamo.reset()
+    given = torch.randint(4000, (2, 16)), torch.randint(4000, (2, 16))
+    labels, trained, before = torch.randint(4000, (32,)), [], len(report())
+    for planned in (False, True):
+        torch.manual_seed(0)
+        module = TiedModel()
+        optimizer = torch.optim.SGD(module.parameters(), 0.1)
+        run = torch.compile(module, backend="sublet") if planned and not whole_step else module
+        step = sublet.torch.train_step(module, lambda y, labels: F.cross_entropy(y.flatten(0, 1), labels), optimizer)
+        for _ in range(3):
+            if planned and whole_step:
+                step(given, labels)
+                continue
+            optimizer.zero_grad()
+            F.cross_entropy(run(*given).flatten(0, 1), labels).backward()
+            optimizer.step()
+        trained.append([each.detach() for each in module.parameters()])
+    assert all(torch.allclose(*pair, atol=1e-6) for pair in zip(*trained, strict=True))
+    table = module.table.weight.nbytes
+    if not whole_step:
+        (record,) = report()[before:]
+        assert record.plan.arena_bytes < 2 * table  # the logits' gradient and one gradient of the table
