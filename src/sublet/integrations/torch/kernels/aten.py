@@ -6,7 +6,7 @@ results, and the kernel copies the results to the planned places; `allocates` gi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -104,10 +104,8 @@ class AtenKernel:
             return sequence_calls([partial(results[0].copy_, args[0]), function])
         if op_facts.out and not is_faster_in_chunks(self.node.op.removeprefix(PREFIX), args):
             function = require_operator(op_facts.out, self.node)
-            parameters = [each.name for each in function._schema.arguments]
             out_names = [each.name for each in function._schema.arguments if each.is_out]
-            known = {*parameters} - {"memory_format"}  # the place has the layout
-            keywords = {name: value for name, value in kwargs.items() if name in known}
+            keywords = keywords_beside_out(function, kwargs)
             function_name = op_facts.out.partition(".")[0]
             if function_name in TORCH_FUNCTIONS and out_names == ["out"]:
                 method = in_place_method(function_name, args[0], results[0])
@@ -139,6 +137,12 @@ def call_operands(
     ]
     args = [_bind_argument(argument, given) for argument in call.args]
     return results, args, {name: _bind_argument(argument, given) for name, argument in call.kwargs}
+
+
+def keywords_beside_out(function: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keyword arguments of an `out=` overload; the tensor given by `out=` has a layout already."""
+    known = {each.name for each in function._schema.arguments} - {"memory_format"}
+    return {name: value for name, value in kwargs.items() if name in known}
 
 
 def meta_tensor(value: Value | None) -> Tensor:

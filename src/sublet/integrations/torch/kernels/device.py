@@ -22,7 +22,7 @@ from sublet.integrations.torch.dialect import (
     SEED_RESULTS,
     StridedLayout,
 )
-from sublet.integrations.torch.kernels.aten import call_operands, meta_tensor, require_operator
+from sublet.integrations.torch.kernels.aten import call_operands, keywords_beside_out, meta_tensor, require_operator
 from sublet.integrations.torch.kernels.elementwise import COMPARISONS
 from sublet.integrations.torch.kernels.kernel import Tensor, copy_result, torch
 from sublet.integrations.torch.kernels.out_variants import OUT_VARIANTS
@@ -257,8 +257,7 @@ class _VerifiedCall:
         apart: _AllocatingCall,
     ) -> None:
         function = require_operator(out, node)
-        names = [each.name for each in function._schema.arguments]
-        keywords = {name: value for name, value in kwargs.items() if name in names}
+        keywords = keywords_beside_out(function, kwargs)
         self._node, self._places, self._fallback = node, places, apart
         self._result_tensors = [each.as_strided(each.shape, each.stride(), each.storage_offset()) for each in places]
         outs = [each.name for each in function._schema.arguments if each.is_out]
