@@ -93,8 +93,14 @@ def _quotients(network: Network, compiled: Callable[[Any], Any]) -> tuple[dict[s
     for side in ("ours", "eager", "exact"):
         given = wide if side == "exact" else inputs
         other = copy.deepcopy(module).to(torch.float64 if side == "exact" else torch.float32).eval()
-        infer.append(inference(compiled(other) if side == "ours" else other, given))
+        call = compiled(other) if side == "ours" else other
+        infer += [inference(call, given) for _ in range(1 + (side == "ours"))][-1:]  # the first call binds kernels
         judged = Judged(other.train(), network.loss)
-        train.append(step(judged, compiled(judged) if side == "ours" else judged, labels, given))
+        call = compiled(judged) if side == "ours" else judged
+        if side == "ours":  # the first step binds kernels, and all later steps are alike
+            before = copy.deepcopy(judged.state_dict())
+            step(judged, call, labels, given)
+            judged.load_state_dict(before)
+        train.append(step(judged, call, labels, given))
     torch._dynamo.reset()
     return quotients(*infer), quotients(*train)

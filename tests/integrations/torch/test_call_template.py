@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from functools import partial
@@ -13,6 +14,10 @@ from sublet.integrations.torch.kernels.bound_call import OpaquePartError, templa
 from sublet.runtime.kernel import CallSequence
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from sublet.integrations.torch.compile import caller_outputs  # noqa: E402
+from tests.integrations.torch.laid import laid  # noqa: E402
+from tests.integrations.torch.mixed_grid import LAYERS  # noqa: E402
 
 
 def add_doubled(place: Any, function: Any) -> None:
@@ -61,10 +66,34 @@ def test_a_call_that_may_hide_tensors_has_no_template() -> None:
     assert template_of(partial(torch.add, torch.ones(4), 1), place) is None
 
 
-def test_gradients_of_every_step_lie_in_memory_of_their_own() -> None:
+class Downsample(torch.nn.Module):
+    """A normalisation of the channels, in the last axis, and a convolution without overlaps, as in ConvNeXt."""
+
+    def __init__(self, channels: int, window: int) -> None:
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(channels)
+        self.layer = torch.nn.Conv2d(channels, 256, window, window)
+
+    def forward(self, x: Any) -> Any:
+        return self.layer(self.norm(x).permute(0, 3, 1, 2))
+
+
+NETWORKS: dict[str, Any] = {
+    "no image": lambda: (
+        torch.nn.Sequential(torch.nn.Conv1d(64, 64, 3), torch.nn.GroupNorm(8, 64), torch.nn.Linear(62, 128)),
+        torch.randn(3, 64, 64),
+    ),
+    "image": lambda: (Downsample(32, 2), torch.randn(2, 16, 16, 32)),
+    "image with as many channels as columns": lambda: (Downsample(4, 4), torch.randn(2, 16, 16, 4)),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_gradients_of_every_step_lie_in_memory_of_their_own(name: str) -> None:
     torch.manual_seed(0)
-    module = torch.nn.Sequential(torch.nn.Conv1d(64, 64, 3), torch.nn.GroupNorm(8, 64), torch.nn.Linear(62, 128))
-    compiled, x = torch.compile(module, backend="sublet"), torch.randn(3, 64, 64)
+    torch._dynamo.reset()
+    module, x = NETWORKS[name]()
+    compiled = torch.compile(module, backend="sublet")
     kept, right = [], []
     for factor in (1.0, 2.0, 3.0, 4.0):
         for run, found in ((compiled, kept), (module, right)):
@@ -74,3 +103,27 @@ def test_gradients_of_every_step_lie_in_memory_of_their_own() -> None:
     for grads, expected in zip(kept, right, strict=True):
         for grad, eager in zip(grads, expected, strict=True):
             torch.testing.assert_close(grad, eager, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["as given", "last axis first"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_later_steps_give_the_gradients_of_the_first(name: str, last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step binds kernels. Later steps only replace the places, here for gradients of any size."""
+    monkeypatch.setattr(caller_outputs, "MIN_COMPUTED_BYTES", 1)
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    make, draw = LAYERS[name]
+    module, x = make().train(), draw()
+    x = laid(x, "last") if last else x
+    state, compiled, steps = copy.deepcopy(module.state_dict()), torch.compile(module, backend="sublet"), []
+    for _ in range(3):
+        module.load_state_dict(state)
+        module.zero_grad(set_to_none=True)
+        torch.manual_seed(1)
+        given = x.clone().requires_grad_() if x.is_floating_point() else x
+        result = compiled(given)
+        whole = result[0] if isinstance(result, tuple) else result
+        whole.square().sum().backward()
+        steps.append([whole.detach(), given.grad, *(each.grad for each in module.parameters())])
+    for later in steps[1:]:
+        assert all(a is b is None or torch.equal(a, b) for a, b in zip(steps[0], later, strict=True))

@@ -230,7 +230,7 @@ def _write_to_new_place(
         call = bind([array_of(tensor, "a result")], scratch)
         call()
         if not template:
-            template.append(call.template() if isinstance(call, BoundTorchCall) else None)
+            template.append(call.template(tensor) if isinstance(call, BoundTorchCall) else None)
 
     return write
 

@@ -53,11 +53,12 @@ def template_of(part: Any, place: Tensor) -> Template | None:
 
 
 def _tensor_template(part: Tensor, place: Tensor) -> Template | None:
-    if part.untyped_storage().data_ptr() != place.untyped_storage().data_ptr():
+    begin = part.data_ptr() - place.data_ptr()
+    if not 0 <= begin < place.nbytes:
         return None
     if part.dtype != place.dtype:
         raise OpaquePartError
-    size, stride, offset = part.size(), part.stride(), part.storage_offset() - place.storage_offset()
+    size, stride, offset = part.size(), part.stride(), begin // place.element_size()
     if (size, stride, offset) == (place.size(), place.stride(), 0):
         return lambda new: new
     return lambda new: new.as_strided(size, stride, new.storage_offset() + offset)
@@ -159,10 +160,13 @@ class BoundTorchCall:
         moved = [tensor if i in operands else each for i, each in enumerate((*self.given, *self.places))]
         return BoundTorchCall(self.call, moved[len(self.given) :], self.node, moved[: len(self.given)])
 
-    def template(self) -> Template | None:
-        """Return the template of the call, for its single result in a new place; None if a part is opaque."""
+    def template(self, place: Tensor) -> Template | None:
+        """Return the template of the call, for its single result in a new place; None if a part is opaque.
+
+        `place` holds the result of the call, without the result's layout.
+        """
         try:
-            return template_of(self.call, self.places[0])
+            return template_of(self.call, place)
         except OpaquePartError:
             return None
 
