@@ -298,18 +298,20 @@ class EmbeddingSum:
         (place,), args, _ = call_operands(
             self.node, [operand_tensor(each) for each in inputs], map(operand_tensor, outputs)
         )
-        return BoundTorchCall(partial(self._add, place, operand_tensor(scratch), *args), [place], self.node)
+        return BoundTorchCall(partial(_add_rows, place, operand_tensor(scratch), *args), [place], self.node)
 
-    def _add(self, place: Tensor, scratch: Tensor, table: Tensor, dy: Tensor, indices: Tensor, padding: int) -> None:
-        if place.data_ptr() != table.data_ptr():
-            place.copy_(table)
-        rows, positions = torch().unique(indices.reshape(-1), return_inverse=True)
-        width = place.shape[1]
-        sums = scratch_tensor(scratch, place.dtype, (len(rows), width))
-        sums.zero_().index_add_(0, positions, dy.reshape(-1, width))
-        if padding >= 0:
-            sums.masked_fill_((rows == padding)[:, None], 0)
-        place.index_add_(0, rows, sums)
+
+def _add_rows(place: Tensor, scratch: Tensor, table: Tensor, dy: Tensor, indices: Tensor, padding: int) -> None:
+    """Write a table with rows of `dy` added at `indices` to `place`, which may be the table."""
+    if place.data_ptr() != table.data_ptr():
+        place.copy_(table)
+    rows, positions = torch().unique(indices.reshape(-1), return_inverse=True)
+    width = place.shape[1]
+    sums = scratch_tensor(scratch, place.dtype, (len(rows), width))
+    sums.zero_().index_add_(0, positions, dy.reshape(-1, width))
+    if padding >= 0:
+        sums.masked_fill_((rows == padding)[:, None], 0)
+    place.index_add_(0, rows, sums)
 
 
 # Kernels of collectives. A kernel starts a collective and waits for completion; a wait node only copies the result.

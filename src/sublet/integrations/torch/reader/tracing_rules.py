@@ -1,4 +1,4 @@
-"""Rules of tracing for operators that PyTorch traces to the detriment of memory: resampling and dropout.
+"""Rules of tracing for operators that PyTorch traces to the detriment of memory: resampling, dropout, poolings.
 
 PyTorch traces most resampling operators as index operators, with the indices computed by operators:
 
