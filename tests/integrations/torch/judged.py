@@ -106,7 +106,7 @@ def _judged(
 
     run = aot_function(form, fw_compiler=planned.compile, inference_compiler=planned.compile, dynamic=False)
     worst = Verdict(EQUAL)
-    for how in (_run, _poisoned):
+    for how in (_run, run_poisoned):
         planned.how, args = how, [_own(each) for each in inputs]
         try:
             founds = _seeded(run, args)
@@ -118,7 +118,7 @@ def _judged(
             if planned.pool is not None:
                 raise
             return Verdict(UNTRACED, error_summary(error))
-        words = f"{'poisoned, ' * (how is _poisoned)}{'inputs outlive, ' * kept}"
+        words = f"{'poisoned, ' * (how is run_poisoned)}{'inputs outlive, ' * kept}"
         for i, (one, other) in enumerate(zip([*founds, *args], [*wanted, *after], strict=True)):
             what = f"result {i}" if i < len(wanted) else f"input {i - len(wanted)}"
             number = i if i < len(right) else len(right) + (i - len(right)) % max(len(after), 1)
@@ -192,7 +192,8 @@ def _run(pool: ArenaPool, args: Sequence[Any]) -> list[Any]:
     return pool.run_pass(flight.arena, 0, args)
 
 
-def _poisoned(pool: ArenaPool, args: Sequence[Any]) -> list[Any]:
+def run_poisoned(pool: ArenaPool, args: Sequence[Any]) -> list[Any]:
+    """Return the results of the first pass, run in a poisoned arena."""
     arena: BoundArena = pool.lease().arena
     captured: CapturedProgram = pool.captured
     piece = captured.passes[0]

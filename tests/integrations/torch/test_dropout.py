@@ -8,9 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import sublet  # noqa: E402
 from sublet.integrations.torch.compile.compile_report import report  # noqa: E402
 from sublet.integrations.torch.reader.tracing_rules import decompositions  # noqa: E402
+from tests.integrations.torch.cases import weights_after_steps  # noqa: E402
 
 F = torch.nn.functional
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -95,18 +95,7 @@ def test_masks_are_saved_instead_of_results(options: dict[str, str]) -> None:
 
 
 def test_a_training_step_draws_what_the_eager_loop_draws() -> None:
-    x, y, trained = torch.randn(64, 256), torch.randn(64, 256), []
-    for planned in (False, True):
-        module = layers()
-        optimizer = torch.optim.SGD(module.parameters(), 0.1)
-        step = sublet.torch.train_step(module, F.mse_loss, optimizer)
-        torch.manual_seed(1)
-        for _ in range(3):
-            if planned:
-                step(x, y)
-                continue
-            optimizer.zero_grad()
-            F.mse_loss(module(x), y).backward()
-            optimizer.step()
-        trained.append([each.detach() for each in module.parameters()])
+    given, modules = (torch.randn(64, 256), torch.randn(64, 256)), (layers(), layers())
+    runs = (modules[0], None)
+    trained = [weights_after_steps(each, F.mse_loss, *given, run=run) for each, run in zip(modules, runs, strict=True)]
     assert all(torch.allclose(*pair, atol=1e-6) for pair in zip(*trained, strict=True))

@@ -13,12 +13,10 @@ from sublet.integrations.torch.compile.arena_pool import ArenaPool  # noqa: E402
 from sublet.integrations.torch.compile.compile_report import report  # noqa: E402
 from sublet.integrations.torch.compile.joint_graph import capture_program  # noqa: E402
 from sublet.integrations.torch.dialect import EMBEDDING_SUM  # noqa: E402
+from tests.integrations.torch.cases import weights_after_steps  # noqa: E402
+from tests.integrations.torch.judged import run_poisoned  # noqa: E402
 
 A, F = torch.ops.aten, torch.nn.functional
-
-
-def operators_of(graph) -> list[str]:
-    return [node.op for node in graph.walk()]
 
 
 INDICES = {
@@ -46,10 +44,7 @@ def test_sums_have_pytorchs_bits(name: str, padding: int, first: bool, dtype: to
     expected = gradient(*inputs)
     pool = ArenaPool(capture_program(make_fx(gradient)(*inputs), None, (), {}), inputs, sublet.Options())
     assert EMBEDDING_SUM in [node.op for node in pool.plan.nodes]
-    arena, piece = pool.lease().arena, pool.captured.passes[0]
-    sublet.run_poisoned(arena.executable, {tensor.value.name: inputs[at] for at, tensor in piece.arguments.items()})
-    for position, each in enumerate(expected):
-        assert torch.equal(arena.results[position], each)
+    assert all(torch.equal(*pair) for pair in zip(run_poisoned(pool, inputs), expected, strict=True))
 
 
 OTHERS = {
@@ -73,10 +68,8 @@ def test_other_readers_have_the_whole_gradient(name: str) -> None:
     inputs = torch.randn(50, 8), torch.randn(4, 9, 8)
     pool = ArenaPool(capture_program(make_fx(gradient)(*inputs), None, (), {}), inputs, sublet.Options())
     assert EMBEDDING_SUM not in [node.op for node in pool.plan.nodes]
-    arena, piece = pool.lease().arena, pool.captured.passes[0]
-    sublet.run_poisoned(arena.executable, {tensor.value.name: inputs[at] for at, tensor in piece.arguments.items()})
-    for position, each in enumerate(gradient(*inputs)):
-        assert torch.allclose(arena.results[position], each, atol=1e-6)
+    for found, each in zip(run_poisoned(pool, inputs), gradient(*inputs), strict=True):
+        assert torch.allclose(found, each, atol=1e-6)
 
 
 class TiedModel(torch.nn.Module):
@@ -92,6 +85,10 @@ class TiedModel(torch.nn.Module):
         return F.linear(torch.tanh(self.layers[1](self.table(second) + encoded)), self.table.weight)
 
 
+def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), labels)
+
+
 @pytest.mark.parametrize("whole_step", [False, True])
 def test_a_tied_model_trains_without_the_gradient_of_an_embedding(whole_step: bool) -> None:
     torch._dynamo.reset()
@@ -100,17 +97,9 @@ def test_a_tied_model_trains_without_the_gradient_of_an_embedding(whole_step: bo
     for planned in (False, True):
         torch.manual_seed(0)
         module = TiedModel()
-        optimizer = torch.optim.SGD(module.parameters(), 0.1)
         run = torch.compile(module, backend="sublet") if planned and not whole_step else module
-        step = sublet.torch.train_step(module, lambda y, labels: F.cross_entropy(y.flatten(0, 1), labels), optimizer)
-        for _ in range(3):
-            if planned and whole_step:
-                step(given, labels)
-                continue
-            optimizer.zero_grad()
-            F.cross_entropy(run(*given).flatten(0, 1), labels).backward()
-            optimizer.step()
-        trained.append([each.detach() for each in module.parameters()])
+        run = None if planned and whole_step else run
+        trained.append(weights_after_steps(module, loss, given, labels, run=run))
     assert all(torch.allclose(*pair, atol=1e-6) for pair in zip(*trained, strict=True))
     table = module.table.weight.nbytes
     if not whole_step:
