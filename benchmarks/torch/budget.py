@@ -2,11 +2,12 @@
 
     python -m benchmarks.torch.budget [NETWORK ...] [--percents 70,50,35] [--rounds 5]
 
-For each network: Sublet's plain plan, and its plans within a share of the plain plan's bytes. PyTorch's sides are
-`aot_eager` with its partitioner at several budgets, and eager checkpoints around the blocks of the network. Bytes of
-PyTorch are what its allocator hands out at most in a step whose gradients lie there before; Sublet's are its arena. For
-each budget the fastest of PyTorch's settings within as many bytes stands beside Sublet. Seconds are of the processor,
-the least of several rounds, all sides in turn in one process; extra time is over the plain step of the same tool.
+For each network: Sublet's plain plan, and its plans within shares of eager's bytes and of the plain plan's. A budget
+that the plain plan meets takes no extra time. PyTorch's sides are `aot_eager` with its partitioner at several budgets,
+and eager checkpoints around the blocks of the network. Bytes of PyTorch are the most that its allocator hands out in a
+step whose gradients lie there before; Sublet's are its arena. For each budget the fastest of PyTorch's settings within
+as many bytes stands beside Sublet. Seconds are of the processor, the least of several rounds, all sides in turn in one
+process; extra time is over the plain step of the same tool.
 """
 
 from __future__ import annotations
@@ -130,12 +131,19 @@ def sublet_side(name: str, budget: int | None) -> Side | str:
     try:
         call = compiled(module, given, "sublet", options={"budget": budget} if budget is not None else {})
     except Exception as error:
-        return str(error).partition("\n")[0][-160:]
+        return refusal(str(error))
     took = time.process_time() - begin
     plans = [each.plan for each in sublet.torch.report()[before:]]
     arena = sum(each.arena_bytes for each in plans if each is not None)
-    note = f"{sum(len(each.recipe.again) for each in plans if each is not None)} again, first {took:.0f} s"
+    graphs = "" if len(plans) == 1 else f"{len(plans)} graphs, each within the budget; "
+    note = f"{graphs}{sum(len(each.recipe.again) for each in plans if each is not None)} again, first {took:.0f} s"
     return Side("sublet", stepping(module, call), arena, note=note)
+
+
+def refusal(message: str) -> str:
+    """Return the reason of a refused budget, without the words of PyTorch around the error."""
+    line = next((each for each in message.splitlines() if "an arena of" in each or "no program" in each), message)
+    return line[max(line.find("an arena of"), line.find("no program"), 0) :][:200]
 
 
 def torch_sides(name: str) -> list[Side]:
@@ -164,40 +172,60 @@ def paced(sides: Sequence[Side], rounds: int) -> None:
                 side.seconds = min(side.seconds, time.process_time() - begin)
 
 
-def compared(name: str, percents: Sequence[int], rounds: int) -> list[tuple[int, float, float | None]]:
-    """Print the sides of one network; return percent, Sublet's extra time, and PyTorch's least within the bytes."""
+@dataclass(frozen=True)
+class Row:
+    """Extra time of one network within one budget: Sublet's, and the least of PyTorch's within as many bytes."""
+
+    base: str
+    percent: int
+    extra: float
+    beside: float | None
+
+
+def extras_within(theirs: Sequence[Side], limit: int) -> list[tuple[float, str]]:
+    """Return the extra time and the name of each of PyTorch's sides within `limit` bytes."""
+    able = []
+    for each in theirs:
+        is_eager = each.name == "eager" or each.name.startswith("checkpoint")
+        base = next(side for side in theirs if side.name == ("eager" if is_eager else "budget 1"))
+        able.append((each.seconds / base.seconds - 1, each.name, each.nbytes))
+    return [(extra, name) for extra, name, nbytes in able if nbytes <= limit]
+
+
+def compared(name: str, percents: Sequence[int], rounds: int) -> list[Row]:
+    """Print the sides of one network; return a row for each budget that Sublet meets."""
     theirs = torch_sides(name)
     torch._dynamo.reset()
     plain = sublet_side(name, None)
     assert isinstance(plain, Side), plain
-    found = {percent: sublet_side(name, plain.nbytes * percent // 100) for percent in percents}
-    ours = {percent: side for percent, side in found.items() if isinstance(side, Side)}
-    paced([plain, *ours.values(), *theirs], rounds)
-    print(f"{name}: Sublet's plain arena {plain.nbytes / 1e6:.1f} MB, {plain.seconds:.3f} s ({plain.note})")
-    unasked = theirs[0]
     eager = next(each for each in theirs if each.name == "eager")
+    limits = {(base, percent): side.nbytes * percent // 100
+              for base, side in (("eager", eager), ("plain", plain)) for percent in percents}  # fmt: skip
+    found = {at: plain if plain.nbytes <= limit else sublet_side(name, limit) for at, limit in limits.items()}
+    timed = {id(side): side for side in found.values() if isinstance(side, Side)} | {id(plain): plain}
+    paced([*timed.values(), *theirs], rounds)
+    print(f"{name}: Sublet's plain arena {plain.nbytes / 1e6:.1f} MB, {plain.seconds:.3f} s ({plain.note}); "
+          f"eager {eager.nbytes / 1e6:.1f} MB, {eager.seconds:.3f} s")  # fmt: skip
     for each in theirs:
-        base = eager if each.name == "eager" or each.name.startswith("checkpoint") else unasked
-        print(f"    {each.name}: {each.nbytes / 1e6:.1f} MB, {each.seconds / base.seconds - 1:+.1%}")
+        ((extra, _),) = [pair for pair in extras_within(theirs, 1 << 62) if pair[1] == each.name]
+        print(f"    {each.name}: {each.nbytes / 1e6:.1f} MB, {each.seconds:.3f} s, {extra:+.1%}")
     rows = []
-    for percent, side in ours.items():
-        limit = plain.nbytes * percent // 100
-        able = []
-        for each in theirs:
-            base = eager if each.name == "eager" or each.name.startswith("checkpoint") else unasked
-            if each.nbytes <= limit:
-                able.append((each.seconds / base.seconds - 1, each.name))
-        extra, least = side.seconds / plain.seconds - 1, min(able, default=(None, "none within these bytes"))
-        beside = least[1] if least[0] is None else f"{least[0]:+.1%} by {least[1]}"
-        print(f"  {percent} %: {side.nbytes / 1e6:.1f} MB, {extra:+.1%} ({side.note}); PyTorch {beside}", flush=True)
-        rows.append((percent, extra, least[0]))
-    for percent, why in found.items():
-        if not isinstance(why, Side):
-            print(f"  {percent} %: {why}", flush=True)
+    for (base, percent), side in found.items():
+        limit = limits[base, percent]
+        if not isinstance(side, Side):
+            print(f"  {percent} % of {base} ({limit / 1e6:.1f} MB): {side}", flush=True)
+            continue
+        extra = side.seconds / plain.seconds - 1
+        least = min(extras_within(theirs, limit), default=None)
+        beside = "has none within these bytes" if least is None else f"{least[0]:+.1%} by {least[1]}"
+        print(f"  {percent} % of {base} ({limit / 1e6:.1f} MB): {side.nbytes / 1e6:.1f} MB, {side.seconds:.3f} s, "
+              f"{extra:+.1%} ({side.note}); PyTorch {beside}", flush=True)  # fmt: skip
+        rows.append(Row(base, percent, extra, None if least is None else least[0]))
     return rows
 
 
 def geometric(extras: Sequence[float]) -> float:
+    """Return the geometric mean of extra times."""
     return exp(sum(log(1 + each) for each in extras) / len(extras)) - 1 if extras else float("nan")
 
 
@@ -210,14 +238,16 @@ def main() -> None:
     asked = parser.parse_args()
     percents = [int(each) for each in asked.percents.split(",")]
     rows = [row for name in asked.networks for row in compared(name, percents, asked.rounds)]
-    for percent in percents:
-        ours = [extra for at, extra, _ in rows if at == percent]
-        both = [(extra, least) for at, extra, least in rows if at == percent and least is not None]
-        mean = [geometric([pair[side] for pair in both]) for side in (0, 1)]
-        print(
-            f"{percent} %: Sublet {geometric(ours):+.1%} geometric mean of {len(ours)}; where PyTorch fits too "
-            f"({len(both)}): Sublet {mean[0]:+.1%}, PyTorch {mean[1]:+.1%}"
-        )
+    for base in ("eager", "plain"):
+        for percent in percents:
+            ours = [row for row in rows if (row.base, row.percent) == (base, percent)]
+            both = [row for row in ours if row.beside is not None]
+            print(
+                f"{percent} % of {base}: Sublet {geometric([row.extra for row in ours]):+.1%} geometric mean of "
+                f"{len(ours)}; where PyTorch fits too ({len(both)}): Sublet "
+                f"{geometric([row.extra for row in both]):+.1%}, PyTorch "
+                f"{geometric([row.beside for row in both if row.beside is not None]):+.1%}"
+            )
 
 
 if __name__ == "__main__":
