@@ -12,8 +12,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from sublet.base.errors import ModelError
+from sublet.integrations.torch.compile.micro_batched_inference import with_smaller_batch
 from sublet.integrations.torch.reader.batch_axis import BatchAxis, OptionalBatchAxis
-from sublet.integrations.torch.reader.smaller_batch import with_smaller_batch
 
 MOST = 40
 """Choices of axes that are tried of one program."""

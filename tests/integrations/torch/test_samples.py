@@ -18,8 +18,8 @@ from torch import nn  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 from sublet.integrations.torch.compile.backend import compile_region  # noqa: E402
+from sublet.integrations.torch.compile.micro_batched_inference import with_smaller_batch  # noqa: E402
 from sublet.integrations.torch.reader.batch_axis import BatchAxis  # noqa: E402
-from sublet.integrations.torch.reader.smaller_batch import with_smaller_batch  # noqa: E402
 from tests.integrations.torch.in_turn import (  # noqa: E402
     TAKEN_FROM,
     judged,
