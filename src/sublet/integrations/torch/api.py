@@ -10,10 +10,11 @@ print(sublet.torch.report())                             # graphs planned, and g
 
 from sublet.integrations.torch.compile.backend import backend
 from sublet.integrations.torch.compile.compile_report import Compiled, report
-from sublet.integrations.torch.estimate import Estimate, SubletMemory, estimate
+from sublet.integrations.torch.estimate import Estimate, estimate
 from sublet.integrations.torch.memory_searches import LargestBatch, MemoryFrontier, frontier, largest_batch
 from sublet.integrations.torch.module import from_torch
 from sublet.integrations.torch.ranks import RankPlan, RankPlans, rank_plans
+from sublet.integrations.torch.sublet_memory import SubletMemory
 from sublet.integrations.torch.train.step import TrainStep, train_step
 
 __all__ = [

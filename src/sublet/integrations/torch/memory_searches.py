@@ -13,8 +13,9 @@ from sublet.base.formatting import human, parse_bytes
 from sublet.base.optional_imports import require
 from sublet.integrations.torch.compile.backend import KERNELS
 from sublet.integrations.torch.eager_memory import fake_call, measure_eager
-from sublet.integrations.torch.estimate import META, Estimate, Loss, PlannedCall, device_of_step, estimate
+from sublet.integrations.torch.estimate import META, Estimate, Loss, device_of_step, estimate
 from sublet.integrations.torch.reader.traced_tensor import torch
+from sublet.integrations.torch.sublet_memory import COMPILE, planned_by
 from sublet.planning.budget.result import FRONTIER_PERCENTS, BudgetResult, SearchOutcome
 from sublet.viz.frontier import frontier_of
 from sublet.viz.page import write_html
@@ -75,12 +76,14 @@ def frontier(
     percents: Sequence[int] = FRONTIER_PERCENTS,
     device: str | None = None,
     amp: Any = None,
+    step: str = COMPILE,
     progress: Callable[[int], None] = lambda budget: None,
 ) -> MemoryFrontier:
-    """Return bytes against predicted time of a step compiled by Sublet, for budgets in percent of the plain arena.
+    """Return bytes against predicted time of a step by Sublet, for budgets in percent of the plain arena.
 
-    Each budget is one of `torch.compile(module, backend="sublet", options={"budget": ...})`. A call with several graphs
-    has the frontier of the graph with the largest arena. All other arguments are those of `estimate`.
+    Each budget is one of `torch.compile(module, backend="sublet", options={"budget": ...})`, or of
+    `train_step(..., budget=...)`. A call with several graphs has the frontier of the graph with the largest arena. All
+    other arguments are those of `estimate`.
 
     Args:
         percents: budgets in percent of the plain arena.
@@ -92,7 +95,7 @@ def frontier(
     arguments = inputs if isinstance(inputs, tuple) else (inputs,)
     place = device_of_step(module, device)
     with fake_call(module, loss, optimizer, arguments, tuple(targets), place, amp) as call:
-        planned = PlannedCall(call, measure_eager(call), place)
+        planned = planned_by(step)(call, measure_eager(call), place)
         search = planned.search
         plain = search.plain.nbytes
         results = search.frontier([plain * percent // 100 for percent in percents], progress)
@@ -132,6 +135,7 @@ def largest_batch(
     amp: Any = None,
     recompute: bool = False,
     kernels: str = KERNELS[0],
+    step: str = COMPILE,
     progress: Callable[[str], object] = lambda line: None,
 ) -> LargestBatch:
     """Return the largest batch within `memory`, for eager PyTorch and for Sublet, by bisection.
@@ -155,7 +159,7 @@ def largest_batch(
 
     def estimate_for(count: int, plan: bool, memory: int | None = None) -> Estimate:
         given, wanted = _with_batch((arguments, tuple(targets)), batch, count)
-        options = {"device": device, "amp": amp, "plan": plan, "kernels": kernels}
+        options = {"device": device, "amp": amp, "plan": plan, "kernels": kernels, "step": step}
         return estimate(module, loss, optimizer, given, wanted, memory=memory, **options)
 
     def eager_bytes(count: int) -> float:

@@ -25,6 +25,7 @@ from sublet.integrations.torch.compile.compile_report import Compiled
 from sublet.integrations.torch.compile.joint_graph import CapturedProgram
 from sublet.integrations.torch.reader.exported_program import CPU, error_summary, silence_tracing
 from sublet.integrations.torch.reader.traced_tensor import torch
+from sublet.ir.model import Model
 from sublet.planning.pipeline import plan_memory
 from sublet.runtime.memory import aligned_bytes
 
@@ -208,8 +209,7 @@ class CapturingRegion(CompiledRegion):
         """Return no plan to run; the capture is kept."""
         try:
             program, _, _ = self._capture(args, self._device, self._runs_on)
-            contents = _unread_contents(program)
-            program = replace(program, model=replace(program.model, weights=contents))
+            program = replace(program, model=replace(program.model, weights=unread_contents(program.model)))
             self._captures.append(GraphCapture(self._pass_names, program))
         except SubletError as error:
             self._captures.append(GraphCapture(self._pass_names, None, str(error)))
@@ -230,9 +230,9 @@ class _UnreadContent:
         return aligned_bytes(self.spec.nbytes, 64).view(NUMPY[self.spec.dtype]).reshape(self.spec.shape)
 
 
-def _unread_contents(captured: CapturedProgram) -> Mapping[str, _UnreadContent]:
-    """Return unread contents for all weights by name, literals excluded."""
-    weights = (value for value in captured.model.graph.weights if value.literal is None)
+def unread_contents(model: Model) -> Mapping[str, _UnreadContent]:
+    """Return unread contents for all weights of a model by name, literals excluded."""
+    weights = (value for value in model.graph.weights if value.literal is None)
     return {value.name: _UnreadContent(value.spec) for value in weights if isinstance(value.spec, TensorSpec)}
 
 

@@ -28,6 +28,7 @@ from sublet.integrations.torch.train.step_setting import (
     tensor_setting,
 )
 from sublet.integrations.torch.train.step_tracing import (
+    GraphSignature,
     Loss,
     LossResults,
     Pytree,
@@ -36,6 +37,7 @@ from sublet.integrations.torch.train.step_tracing import (
     trace_context,
     trace_step,
 )
+from sublet.ir.model import Model
 from sublet.plan import MemoryPlan
 from sublet.runtime.executable import Executable
 from sublet.training.step import finish_step
@@ -43,6 +45,7 @@ from sublet.training.step import finish_step
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.amp import GradScaler
+    from torch.fx import GraphModule
     from torch.nn import Module
     from torch.optim import Optimizer
 
@@ -111,6 +114,16 @@ def train_step(
         raise ModelError("fused=True with a scaler: PyTorch's fused kernels make state at a step that they skip")
     gradients = GradientProcessing(norm, clip_value, scaled)
     return TrainStep(module, loss, optimizer, options or Options(), gradients, accumulate, scaler, budget)
+
+
+def model_of_step(
+    module: Module, loss: Loss, optimizer: Optimizer, arguments: tuple[Pytree, ...], targets: Sequence[Pytree]
+) -> Model:
+    """Return the program of a step of `train_step` without planning the step. Nothing runs, so tensors may be fake.
+
+    Raises ModelError as `train_step` and its first call do.
+    """
+    return train_step(module, loss, optimizer).model_for(StepArguments(arguments, targets, {}))
 
 
 @dataclass
@@ -265,9 +278,24 @@ class TrainStep:
         for tensor in (*self._network_with_loss.parameters(), *self._network_with_loss.buffers(), *arguments.tensors):
             require_cpu(str(tensor.device), "train_step")
         states = {each: dict(self._optimizer.state[each]) for each in members if each in self._optimizer.state}
+        results = LossResults()
+        traced = self._trace(arguments, results)
+        self._make_gradients()
+        try:
+            step = self._write(traced, cohorts, members)
+            run = compile(
+                finish_step(step.model), backend=BACKENDS, optimize="none", options=self._options, budget=self._budget
+            )
+        except BaseException:
+            for parameter in members:
+                self._restore_state(parameter, states.get(parameter))
+            raise
+        return _BoundStep(run, step, results, {})
+
+    def _trace(self, arguments: StepArguments, results: LossResults) -> tuple[GraphModule, GraphSignature]:
+        """Return forward and backward as one graph. Raises ModelError for a module changing its attributes."""
         before = {path: attributes_of(each) for path, each in self._network_with_loss.named_modules()}
         held = {path: dict(vars(each)) for path, each in self._network_with_loss.named_modules()}
-        results = LossResults()
         scale = [torch().ones((), device="cpu")] if self._gradients.scaled else []
         with trace_context(self._network_with_loss, arguments, results, self._gradients.scaled):
             traced = trace_step(self._network_with_loss, [*arguments.tensors, *scale])
@@ -277,20 +305,27 @@ class TrainStep:
                 vars(each).clear()
                 vars(each).update(held[path])
             raise ModelError(f"{changed} changes in forward, and a module's Python runs only while a step is planned")
-        self._make_gradients()
-        try:
-            writer = StepWriter(
-                self._network_with_loss, self._optimizer, self._rule, self._gradients, self._accumulation_phase
-            )
-            step = writer.write(traced, cohorts, members)
-            run = compile(
-                finish_step(step.model), backend=BACKENDS, optimize="none", options=self._options, budget=self._budget
-            )
-        except BaseException:
-            for parameter in members:
-                self._restore_state(parameter, states.get(parameter))
-            raise
-        return _BoundStep(run, step, results, {})
+        return traced
+
+    def _write(
+        self, traced: tuple[GraphModule, GraphSignature], cohorts: Sequence[Cohort], members: dict[Tensor, int]
+    ) -> StepModel:
+        """Return the model of a traced step; allocates missing optimizer state."""
+        phase = self._accumulation_phase
+        writer = StepWriter(self._network_with_loss, self._optimizer, self._rule, self._gradients, phase)
+        return writer.write(traced, cohorts, members)
+
+    def model_for(self, arguments: StepArguments) -> Model:
+        """Return the program of a step, as planned by a call with these arguments.
+
+        Nothing runs, so tensors may be fake. Missing optimizer state is allocated. Raises ModelError for a step
+        impossible to plan.
+        """
+        self._rule.require_known(self._optimizer)
+        require_plain(self._network_with_loss, self._optimizer)
+        cohorts, members = cohorts_of(self._optimizer, self._rule)
+        step = self._write(self._trace(arguments, LossResults()), cohorts, members)
+        return finish_step(step.model)
 
     def _restore_state(self, parameter: Tensor, state: dict[str, Tensor] | None) -> None:
         """Restore the optimizer state of a parameter; None removes the state."""
