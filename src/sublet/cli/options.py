@@ -160,6 +160,20 @@ Patches = Annotated[
 ]
 
 
+class Kernels(StrEnum):
+    """The kernels of a compiled training step."""
+
+    sublet = "sublet"
+    inductor = "inductor"
+
+
+class Step(StrEnum):
+    """Sublet's ways to run a training step of PyTorch: a call of `torch.compile`, or a step of `train_step`."""
+
+    compile = "compile"
+    train_step = "train_step"
+
+
 class Order(StrEnum):
     """The execution orders of the nodes of a model."""
 

@@ -120,13 +120,6 @@ class StorageOption(StrEnum):
     bound = "bound"
 
 
-class Kernels(StrEnum):
-    """The kernels of a compiled training step."""
-
-    sublet = "sublet"
-    inductor = "inductor"
-
-
 class OutputFormat(StrEnum):
     """The format of the result: text alone, or with an annotation for GitHub's workflows."""
 
@@ -203,8 +196,12 @@ class PlanOptions:
         typer.Option(help="With --ranks or --train: device of the tensors; cpu if the meta device cannot build them."),
     ] = "meta"
     kernels: Annotated[
-        Kernels, typer.Option(help="With --train: the kernels of the step. Inductor's are lowered, not compiled.")
-    ] = Kernels.sublet
+        shared.Kernels,
+        typer.Option(help="With --train: the kernels of the step. Inductor's are lowered, not compiled."),
+    ] = shared.Kernels.sublet
+    step: Annotated[
+        shared.Step, typer.Option(help="With --train: a call of torch.compile, or a whole step of train_step.")
+    ] = shared.Step.compile
     out: Annotated[Path | None, typer.Option("--out", help="Write the plan as JSON.")] = None
     html: shared.Html = None
     png: shared.Png = None
@@ -235,10 +232,14 @@ def plan(options: PlanOptions) -> None:
     if options.train:
         _refuse_without_effect(options)
         show_step = command("plan --train")
-        kernels, curve = options.kernels.value, options.frontier
-        show_step(options.model, options.device, options.budget, kernels, curve, options.in_json, options.files)
-    if options.kernels is not Kernels.sublet:
-        raise PlanError("--kernels is for the step of a script: pass --train, or drop --kernels")
+        chosen, curve = (options.kernels.value, options.step.value), options.frontier
+        show_step(options.model, options.device, options.budget, chosen, curve, options.in_json, options.files)
+    for option, is_default in (
+        ("--kernels", options.kernels is shared.Kernels.sublet),
+        ("--step", options.step is shared.Step.compile),
+    ):
+        if not is_default:
+            raise PlanError(f"{option} is for the step of a script: pass --train, or drop {option}")
     refuse_overwriting([options.model, *filter(None, [options.baseline])], *options.files)
     question, started = BudgetQuestion(options.budget, options.max_dim), perf_counter()
     if options.in_json and options.output_format is OutputFormat.github:
@@ -280,7 +281,9 @@ def plan(options: PlanOptions) -> None:
     _exit(options, report)
 
 
-WITH_TRAIN = frozenset({"model", "train", "device", "kernels", "budget", "frontier", "out", "html", "png", "in_json"})
+WITH_TRAIN = frozenset({
+    "model", "train", "device", "kernels", "step", "budget", "frontier", "out", "html", "png", "in_json",
+})  # fmt: skip
 """Options with an effect, or an error of their own, beside --train."""
 
 

@@ -101,25 +101,28 @@ def _verify_after(graph: Graph, after: Pass) -> None:
         raise GraphError(found)
 
 
-def simplify(graph: Graph, *, order: bool = True) -> Graph:
+def simplify(graph: Graph, *, order: bool = True, keep_equal: bool = False) -> Graph:
     """Return the simplified and fused graph, reordered for lower memory unless `order` is False.
+
+    `keep_equal` keeps nodes of equal op, inputs and attributes apart, as in a graph with values computed again.
 
     Raises GraphError if the graph is illegal.
     """
     verify(graph)
-    return run_to_fixpoint(graph, lambda before: _simplify_once(before, order), MAX_REPEATS)
+    simplifying = [each for each in SIMPLIFYING if not (keep_equal and each.run is without_common_subexpressions)]
+    return run_to_fixpoint(graph, lambda before: _simplify_once(before, simplifying, order), MAX_REPEATS)
 
 
-def _simplify_once(graph: Graph, order: bool) -> Graph:
+def _simplify_once(graph: Graph, simplifying: Sequence[Pass], order: bool) -> Graph:
     """Return the graph after one iteration of simplifying, fusing and, if `order`, reordering."""
-    graph = _simplify_to_fixpoint(graph)
-    graph = _simplify_to_fixpoint(run_passes(graph, FUSING[:2]))
+    graph = _simplify_to_fixpoint(graph, simplifying)
+    graph = _simplify_to_fixpoint(run_passes(graph, FUSING[:2]), simplifying)
     return run_passes(graph, [*FUSING[2:], *(ORDERING if order else ())])
 
 
-def _simplify_to_fixpoint(graph: Graph) -> Graph:
+def _simplify_to_fixpoint(graph: Graph, simplifying: Sequence[Pass]) -> Graph:
     """Return the graph after running the simplifying passes to a fixpoint."""
-    return run_to_fixpoint(graph, lambda before: run_passes(before, SIMPLIFYING), MAX_REPEATS)
+    return run_to_fixpoint(graph, lambda before: run_passes(before, simplifying), MAX_REPEATS)
 
 
 def _find_pass(name: str) -> Pass:

@@ -178,9 +178,12 @@ def _cheapest_step(
     return step
 
 
-def finish_step(source: WrittenGraph | Graph | Model) -> Model:
-    """Return a step as `train_step` does: with less memory, and updates at the end where the memory stays the same."""
-    step = less_memory(source)
+def finish_step(source: WrittenGraph | Graph | Model, *, keep_equal: bool = False) -> Model:
+    """Return a step as `train_step` does: with less memory, and updates at the end where the memory stays the same.
+
+    `keep_equal` keeps equal nodes apart, see `less_memory`.
+    """
+    step = less_memory(source, keep_equal=keep_equal)
     return replace(step, graph=with_late_updates(step.graph, _planned_bytes))
 
 
@@ -227,14 +230,16 @@ def _require_dependence(graph: WrittenGraph, loss: Tensor, parameters: Sequence[
         raise GradientError(at_line(f"the loss {describe(loss)} depends on none of the parameters"))
 
 
-def less_memory(source: WrittenGraph | Graph | Model) -> Model:
+def less_memory(source: WrittenGraph | Graph | Model, *, keep_equal: bool = False) -> Model:
     """Return an equivalent model with less memory: simplified, fused, with late constants, re-slicing, and reordered.
 
     `train_step` ends with `less_memory`. Use the function for models read from files, and for graphs with own gradients
     and updates; results stay the same. With loops or branches, orders are judged by planning, as estimates know less.
+    `keep_equal` keeps nodes of equal op, inputs and attributes apart: one of the nodes computes a value again, so that
+    the value needs no memory in between.
     """
     model = as_model(source)
-    graph = run_passes(simplify(model.graph, order=False), ["late-constants", "recall"])
+    graph = run_passes(simplify(model.graph, order=False, keep_equal=keep_equal), ["late-constants", "recall"])
     planned = any(node.subgraphs for node in graph.nodes)
     recipe = replace(model.recipe, changed=less_memory.__name__)
     return replace(model, graph=with_lower_peak(graph, _planned_bytes if planned else None), recipe=recipe)

@@ -251,6 +251,64 @@ def test_within_a_memory_the_arena_of_the_budget_is_that_of_the_compiled_call() 
     assert record.plan.arena_bytes == found.budgeted.arena_bytes
 
 
+@pytest.mark.parametrize("name", [*NETWORKS, "lstm"])
+@pytest.mark.parametrize("kind", ["AdamW", "SGD"])
+def test_the_arena_of_a_whole_step_is_that_of_train_step(name: str, kind: str) -> None:
+    on_meta, x, labels = made(name, "meta")
+    optimizer = OPTIMIZERS[kind](on_meta.parameters())
+    found = sublet.torch.estimate(on_meta, cross_entropy, optimizer, x, (labels,), step="train_step").sublet
+    assert found is not None
+    module, x, labels = made(name, "cpu")
+    step = sublet.torch.train_step(module, cross_entropy, OPTIMIZERS[kind](module.parameters()))
+    step(x, labels)  # makes the optimizer's state
+    measured = eager_peak(lambda: step(x, labels))
+    assert step.plan is not None
+    assert found.arena_bytes == step.plan.arena_bytes
+    assert measured <= 1.05 * found.allocated_bytes + 4096  # workspace of an attention; numbers of the optimizer
+
+
+def test_a_whole_step_needs_no_gradients_outside_of_the_arena() -> None:
+    module, x, labels = made("perceptron", "meta")
+    optimizer = torch.optim.AdamW(module.parameters(), 1e-3)
+    found = sublet.torch.estimate(module, cross_entropy, optimizer, x, (labels,), step="train_step")
+    assert found.sublet is not None
+    outside = found.eager.resident_bytes + found.eager.results + found.sublet.allocated_bytes
+    assert found.sublet.peak_bytes == found.sublet.arena_bytes + outside
+    assert "peak, train_step" in str(found)
+    assert "without gradients" in str(found)
+
+
+def test_within_a_memory_the_arena_of_a_whole_step_is_that_of_train_step() -> None:
+    module, x, labels = made("perceptron", "cpu", 256)
+    optimizer = torch.optim.AdamW(module.parameters(), 1e-3)
+    plain = sublet.torch.estimate(module, cross_entropy, optimizer, x, (labels,), step="train_step").sublet
+    assert plain is not None
+    memory = plain.peak_bytes - plain.arena_bytes // 8
+    found = sublet.torch.estimate(module, cross_entropy, optimizer, x, (labels,), memory=memory, step="train_step")
+    assert found.budgeted is not None
+    assert found.budgeted.peak_bytes <= memory
+    assert f"train_step(..., budget={found.budgeted.budget})" in str(found)
+    step = sublet.torch.train_step(module, cross_entropy, optimizer, budget=found.budgeted.budget)
+    step(x, labels)
+    assert step.plan is not None
+    assert step.plan.arena_bytes == found.budgeted.arena_bytes
+
+
+def test_a_whole_step_without_optimizer_or_with_kernels_of_inductor_is_refused() -> None:
+    module, x, labels = made("perceptron", "meta")
+    found = sublet.torch.estimate(module, cross_entropy, None, x, (labels,), step="train_step")
+    assert found.sublet is None
+    assert "needs a loss and an optimizer" in found.reason
+    found = sublet.torch.estimate(
+        module, cross_entropy, torch.optim.Adagrad(module.parameters()), x, (labels,), step="train_step"
+    )
+    assert found.sublet is None
+    assert "Adagrad" in found.reason
+    for options in ({"step": "train_step", "kernels": "inductor"}, {"step": "loop"}):
+        with pytest.raises(ModelError, match="step="):
+            sublet.torch.estimate(module, cross_entropy, None, x, (labels,), **options)
+
+
 def test_a_refused_memory_names_a_memory_that_is_met() -> None:
     """The memory counts all bytes together, the search only those of one arena."""
     module = nn.Sequential(*[each for _ in range(3) for each in (nn.Linear(16, 16), nn.GELU())])
@@ -370,6 +428,18 @@ def test_the_largest_batch_fits_and_the_next_does_not() -> None:
     assert sublet.torch.largest_batch(module, None, None, x, memory=10).eager == 0
 
 
+def test_the_largest_batch_of_a_whole_step_is_larger() -> None:
+    module, x, labels = made("perceptron", "meta", 4)
+    optimizer = torch.optim.SGD(module.parameters(), 1e-3)
+    compiled, whole = (
+        sublet.torch.largest_batch(module, cross_entropy, optimizer, x, (labels,), memory="2MiB", step=step).sublet
+        for step in ("compile", "train_step")
+    )
+    assert compiled is not None
+    assert whole is not None
+    assert compiled < whole
+
+
 def test_the_frontier_falls_in_bytes_and_rises_in_time(tmp_path: Any) -> None:
     module, x, labels = made("perceptron", "meta", 256)
     budgets: list[int] = []
@@ -435,6 +505,10 @@ def test_the_command_prints_estimate_verdict_and_frontier(
     status, out, _ = cli("plan", f"{script}:build", "--train", "--kernels", "inductor", "--json")
     assert status == 0
     assert json.loads(out)["sublet"]["arena_bytes"] > 0
+    status, out, _ = cli("plan", f"{script}:build", "--train", "--step", "train_step", "--json")
+    assert status == 0
+    assert json.loads(out)["sublet"]["step"] == "train_step"
+    assert "drop --step" in cli("plan", f"{script}:build", "--step", "train_step")[2]
     for options in (["--train", "--frontier"], []):
         status, _, err = cli("plan", f"{script}:build", "--kernels", "inductor", *options)
         assert status == 2

@@ -377,6 +377,17 @@ class Residual(nn.Module):
         return x + self.drop(self.down(F.gelu(self.up(self.norm(x)))))
 
 
+def test_cheap_tensors_are_computed_again_in_the_backward_pass() -> None:
+    """The result of a GELU needs no memory between the passes."""
+    module = nn.Sequential(*[each for _ in range(8) for each in (nn.Linear(64, 64), nn.GELU())], nn.Linear(64, 3))
+    step = sublet.torch.train_step(module, F.cross_entropy, torch.optim.SGD(module.parameters(), 0.01))
+    x = torch.randn(256, 64)
+    step(x, torch.randint(0, 3, (256,)))
+    assert step.plan is not None
+    assert [each.op for each in step.plan.nodes].count("aten.gelu.default") == 2 * 8
+    assert step.plan.arena_bytes <= 12 * x.nbytes  # 8 results of layers, and no results of 8 GELUs
+
+
 def test_a_budget_is_kept_and_changes_no_bit() -> None:
     torch.manual_seed(0)
     network = nn.Sequential(*(Residual() for _ in range(4)), nn.Linear(16, 3))
@@ -427,7 +438,22 @@ class Sum(nn.Module):
         return self.last((x + self.a + self.b).mean(1))
 
 
-@pytest.mark.parametrize(("network", "kind"), [(Recurrent, "LSTM"), (Recurrent, "GRU"), (Recurrent, "RNN"), (Sum, "")])
+class Tied(nn.Module):
+    """Two layers with the weight of a third layer, which is not called, as in T5."""
+
+    def __init__(self, _: str) -> None:
+        super().__init__()
+        self.shared, self.first, self.second = (nn.Linear(6, 6, bias=False) for _ in range(3))
+        self.first.weight = self.second.weight = self.shared.weight
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(self.second(F.gelu(self.first(x.to(self.shared.weight.dtype)))).mean(1))
+
+
+@pytest.mark.parametrize(
+    ("network", "kind"), [(Recurrent, "LSTM"), (Recurrent, "GRU"), (Recurrent, "RNN"), (Sum, ""), (Tied, "")]
+)
 def test_parameters_that_have_one_gradient(network: Any, kind: str) -> None:
     """As the two biases of an LSTM; and a module that keeps lists of its parameters is planned once."""
     torch.manual_seed(0)

@@ -97,12 +97,14 @@ def show_step(
     function_path: Path,
     device: str,
     budget: str | None,
-    kernels: str,
+    chosen: tuple[str, str],
     with_frontier: bool,
     in_json: bool,
     files: Sequence[Path | None],
 ) -> NoReturn:
     """Estimate the memory of a step built by a script, print the estimate or the frontier, and exit.
+
+    `chosen` are the kernels and the step of `estimate`.
 
     Exit status: 0 Sublet's step fits, 1 no program within the budget is known, 3 unknown because a graph has no plan.
     Raises ModelError for a function without the parts of a step, and PlanError for an output file of another command.
@@ -110,19 +112,20 @@ def show_step(
     out, page, png = files
     if out is not None or png is not None or (page is not None and not with_frontier):
         raise PlanError("--train writes no plan: of --out, --html and --png only --html, with --frontier")
+    kernels, step = chosen
     if with_frontier and kernels != KERNELS[0]:
         raise PlanError(f"--frontier is a curve of plans for Sublet's kernels: drop --kernels {kernels}")
     parts = _built_step(str(function_path), device)
     if with_frontier:
         with budget_progress() as progress:
-            curve = frontier(*parts, progress=progress)
+            curve = frontier(*parts, step=step, progress=progress)
         if page is not None:
             curve.write_html(page)
         print_json({"rows": curve.rows, "outside_bytes": curve.outside}) if in_json else answer_console().print(
             Text(str(curve))
         )
         raise typer.Exit(0)
-    found = estimate(*parts, memory=budget, kernels=kernels)
+    found = estimate(*parts, memory=budget, kernels=kernels, step=step)
     print_json(_estimate_json(found)) if in_json else answer_console().print(Text(str(found)))
     raise typer.Exit(3 if found.sublet is None else 1 if found.fits is False else 0)
 
@@ -148,7 +151,7 @@ def _estimate_json(found: Estimate) -> dict[str, Any]:
     def need_to_json(each: Any) -> Any:
         if each is None:
             return None
-        names = ("peak_bytes", "arena_bytes", "allocated_bytes", "extra_time", "words", "budget")
+        names = ("peak_bytes", "arena_bytes", "allocated_bytes", "extra_time", "words", "budget", "step")
         live = [dict(zip(("module", "source", "nbytes"), entry, strict=True)) for entry in each.live_in_arena]
         return {**{name: getattr(each, name) for name in names}, "live": live}
 

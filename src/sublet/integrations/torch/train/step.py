@@ -284,7 +284,11 @@ class TrainStep:
         try:
             step = self._write(traced, cohorts, members)
             run = compile(
-                finish_step(step.model), backend=BACKENDS, optimize="none", options=self._options, budget=self._budget
+                finish_step(step.model, keep_equal=True),
+                backend=BACKENDS,
+                optimize="none",
+                options=self._options,
+                budget=self._budget,
             )
         except BaseException:
             for parameter in members:
@@ -325,7 +329,7 @@ class TrainStep:
         require_plain(self._network_with_loss, self._optimizer)
         cohorts, members = cohorts_of(self._optimizer, self._rule)
         step = self._write(self._trace(arguments, LossResults()), cohorts, members)
-        return finish_step(step.model)
+        return finish_step(step.model, keep_equal=True)
 
     def _restore_state(self, parameter: Tensor, state: dict[str, Tensor] | None) -> None:
         """Restore the optimizer state of a parameter; None removes the state."""

@@ -208,7 +208,7 @@ def _export_joint(judged: Module, tensors: Sequence[Tensor]) -> tuple[GraphModul
     whole = require("torch._functorch.aot_autograd", extra="torch").aot_export_module
     export = partial(whole, trace_joint=True, output_loss_index=0, decompositions=decompositions())
     traced: tuple[GraphModule, GraphSignature]
-    with _without_gradients(_unused_parameters(judged, tensors)):
+    with _without_gradients(judged, _unused_parameters(judged, tensors)):
         try:
             traced = export(judged, tensors)
         except AssertionError as error:  # two gradients are one node, as for the biases of an LSTM
@@ -219,31 +219,42 @@ def _export_joint(judged: Module, tensors: Sequence[Tensor]) -> tuple[GraphModul
     return traced
 
 
-def _unused_parameters(judged: Module, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the parameters without influence on the loss.
+def _unused_parameters(judged: Module, tensors: Sequence[Tensor]) -> list[str]:
+    """Return the names of parameters without influence on the loss; a tied parameter has several names.
 
     torch.optim leaves parameters without a gradient unchanged, so the step must not update these parameters.
     """
     t = torch()
     mode = require("torch._subclasses.fake_tensor", extra="torch").FakeTensorMode(allow_non_fake_inputs=True)
-    trained = {name: each for name, each in judged.named_parameters() if each.requires_grad}
-    fakes = {name: mode.from_tensor(each) for name, each in (*judged.named_parameters(), *judged.named_buffers())}
+    trained = [name for name, each in judged.named_parameters(remove_duplicate=False) if each.requires_grad]
+    named = (*judged.named_parameters(remove_duplicate=False), *judged.named_buffers())
+    fakes = {name: _distinct_fake(mode, each) for name, each in named}
     with mode:
-        loss, *_ = t.func.functional_call(judged, fakes, tuple(map(mode.from_tensor, tensors)))
+        given = tuple(map(mode.from_tensor, tensors))
+        loss, *_ = t.func.functional_call(judged, fakes, given, tie_weights=False)
         gradients = t.autograd.grad(loss, [fakes[name] for name in trained], allow_unused=True)
-    return [each for each, gradient in zip(trained.values(), gradients, strict=True) if gradient is None]
+    return [name for name, gradient in zip(trained, gradients, strict=True) if gradient is None]
+
+
+def _distinct_fake(mode: Any, tensor: Tensor) -> Tensor:
+    """Return a new fake tensor for a parameter or buffer, distinct for each name of a tied parameter."""
+    with mode:
+        made: Tensor = torch().empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return made.requires_grad_(tensor.requires_grad)
 
 
 @contextmanager
-def _without_gradients(parameters: Sequence[Tensor]) -> Iterator[None]:
-    """Switch off the gradients of some parameters, as a context manager."""
-    for each in parameters:
-        each.requires_grad_(False)
+def _without_gradients(judged: Module, names: Sequence[str]) -> Iterator[None]:
+    """Give some names of parameters a parameter without gradient over the same memory, as a context manager."""
+    parameters = dict(judged.named_parameters(remove_duplicate=False))
+    places = [(judged.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], name) for name in names]
     try:
+        for owner, last, name in places:
+            owner._parameters[last] = torch().nn.Parameter(parameters[name].detach(), requires_grad=False)
         yield
     finally:
-        for each in parameters:
-            each.requires_grad_(True)
+        for owner, last, name in places:
+            owner._parameters[last] = parameters[name]
 
 
 @dataclass
