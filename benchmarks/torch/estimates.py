@@ -1,10 +1,11 @@
-"""Estimates of a training step beside the step: eager PyTorch's peak by its allocator, arenas by the compiled call.
+"""Estimates of a training step beside the step: eager PyTorch's peak by its allocator, arenas by calls of Sublet.
 
     python -m benchmarks.torch.estimates [NETWORK ...] [--no-plan]
 
 Peaks are bytes above parameters, buffers, arguments and momentum, gradients included; the second ratio is that of the
-peaks with all these. Exit status 1 for a second ratio more than 3 % off, and for an arena with other bytes than the
-compiled call's.
+peaks with all these. The last figures are the peaks of eager PyTorch, of `torch.compile` by Sublet and of `train_step`.
+Exit status 1 for a second ratio more than 3 % off, and for an arena with other bytes than the compiled call's or the
+whole step's.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ def compared(name: str, plan: bool) -> bool:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    estimated, measured = found.eager.peak_bytes - found.eager.resident_bytes, eager_peak(step)
-    whole = found.eager.peak_bytes / (measured + found.eager.resident_bytes)
+    resident = found.eager.resident_bytes
+    estimated, measured = found.eager.peak_bytes - resident, eager_peak(step)
+    whole = found.eager.peak_bytes / (measured + resident)
     is_right = abs(whole - 1) <= TOLERANCE
     words = f"{name}: eager {estimated:,} of {measured:,}, {estimated / measured:.4f}, with all {whole:.4f}"
     if plan:
@@ -48,6 +50,13 @@ def compared(name: str, plan: bool) -> bool:
         arenas = sum(each.arena_bytes for each in plans if each is not None)
         is_right &= found.sublet is not None and found.sublet.arena_bytes == arenas
         words += f"; arenas {found.sublet.arena_bytes if found.sublet else found.reason} of {arenas}"
+        step_estimate = sublet.torch.estimate(module, loss, optimizer, inputs, (labels,), step="train_step")
+        run = sublet.torch.train_step(module, loss, optimizer)
+        run(inputs, labels)
+        assert run.plan is not None
+        is_right &= step_estimate.sublet is not None and step_estimate.sublet.arena_bytes == run.plan.arena_bytes
+        peaks = [estimated, *(each.sublet.peak_bytes - resident for each in (found, step_estimate) if each.sublet)]
+        words += f"; whole step {run.plan.arena_bytes}; peaks in MB {', '.join(f'{each / 1e6:.1f}' for each in peaks)}"
     print(words, "" if is_right else "WRONG", flush=True)
     return is_right
 

@@ -105,3 +105,34 @@ def test_a_tied_model_trains_without_the_gradient_of_an_embedding(whole_step: bo
     if not whole_step:
         (record,) = report()[before:]
         assert record.plan.arena_bytes < 2 * table  # the logits' gradient and one gradient of the table
+
+
+class TiedModules(torch.nn.Module):
+    """An encoder, a decoder and a last layer of their own, with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = torch.nn.Embedding(4000, 64), torch.nn.Embedding(4000, 64)
+        self.last = torch.nn.Linear(64, 4000, bias=False)
+        self.encoder.weight = self.decoder.weight = self.last.weight
+
+    def forward(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(self.decoder(second) + self.encoder(first).mean(1, keepdim=True)))
+
+
+def test_gradients_of_one_weight_with_several_names_are_added_as_autograd_adds() -> None:
+    given, labels = (torch.randint(4000, (2, 16)), torch.randint(4000, (2, 16))), torch.randint(4000, (32,))
+    torch.manual_seed(0)
+    module, eager = TiedModules(), TiedModules()
+    eager.load_state_dict(module.state_dict())
+    step = sublet.torch.train_step(module, loss, torch.optim.SGD(module.parameters(), 0.1))
+    optimizer = torch.optim.SGD(eager.parameters(), 0.1)
+    for _ in range(2):
+        step(given, labels)
+        optimizer.zero_grad()
+        loss(eager(*given), labels).backward()
+        optimizer.step()
+    assert torch.allclose(module.last.weight, eager.last.weight, atol=1e-6)
+    assert step.plan is not None
+    assert [node.op for node in step.plan.nodes].count(EMBEDDING_SUM) == 2
+    assert step.plan.arena_bytes < 2 * module.last.weight.nbytes  # the logits' gradient and one gradient of the weight

@@ -19,7 +19,7 @@ from sublet.ir.model import Model
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from torch.fx import GraphModule
+    from torch.fx import GraphModule, Node
     from torch.nn import Module
     from torch.optim import Optimizer
 
@@ -111,14 +111,16 @@ class StepWriter:
         """
         graph, signature = traced
         require_cpu(device_of(graph), "train_step")
-        traced_results = list(graph_results(graph))
-        names = [getattr(node, "name", None) for node in traced_results]
-        rematerialize_cheap(graph, len(signature.user_outputs) + len(signature.buffers_to_mutate))  # replaces nodes
         level = self.level
         named = {
             **dict(self.network_with_loss.named_parameters(remove_duplicate=False)),
             **dict(self.network_with_loss.named_buffers()),
         }
+        outputs_of = signature.backward_signature.gradients_to_parameters
+        gradients_of = _sum_tied_gradients(graph, {out: named[name] for out, name in outputs_of.items()})
+        traced_results = list(graph_results(graph))
+        names = [getattr(node, "name", None) for node in traced_results]
+        rematerialize_cheap(graph, len(signature.user_outputs) + len(signature.buffers_to_mutate))  # replaces nodes
         homes: dict[str, TracedTensor] = {}
         stands, inputs = [], []
         for node in placeholders(graph):
@@ -140,16 +142,14 @@ class StepWriter:
             (homes[buffer].value, level.with_layout_of(by_name[name], homes[buffer]).value)
             for name, buffer in signature.buffers_to_mutate.items()
         ]
-        gradients: dict[Tensor, list[TracedTensor]] = {}
-        for out, name in signature.backward_signature.gradients_to_parameters.items():
-            gradients.setdefault(named[name], []).append(by_name[out])
+        gradients = {parameter: by_name[out] for out, parameter in gradients_of.items()}
         homes_of = {named[name]: home for name, home in homes.items()}
         returned = signature.user_outputs[1 if self.gradients.scaled else 0 :]  # the caller gets the unscaled loss
         outputs = [level.as_row_major(by_name[name]).value for name in returned]
         if self.accumulation in ("first", "more"):
             numbers: list[TracedTensor] = []
-            for parameter, several in gradients.items():
-                updates.append(self._accumulate_gradient(parameter, several))
+            for parameter, gradient in gradients.items():
+                updates.append(self._accumulate_gradient(parameter, gradient))
         else:
             numbers, more, infinite = self._optimizer_updates(gradients, homes_of, cohorts, members)
             updates += more
@@ -170,10 +170,10 @@ class StepWriter:
         self.lookups[weight.value.name] = find
         return weight
 
-    def _accumulate_gradient(self, parameter: Tensor, several: Sequence[TracedTensor]) -> tuple[Value, Value]:
+    def _accumulate_gradient(self, parameter: Tensor, gradient: TracedTensor) -> tuple[Value, Value]:
         """Return the value of a parameter's `grad`, and the value with the new content."""
         home = self._stored_gradient(parameter)
-        given = [*several, *([home] if self.accumulation == "more" else [])]
+        given = [gradient, *([home] if self.accumulation == "more" else [])]
         (total,) = self._gradient_sums([(parameter, given)])
         return home.value, self.level.with_layout_of(total, home).value
 
@@ -201,7 +201,7 @@ class StepWriter:
 
     def _optimizer_updates(
         self,
-        gradients: Mapping[Tensor, list[TracedTensor]],
+        gradients: Mapping[Tensor, TracedTensor],
         homes: Mapping[Tensor, TracedTensor],
         cohorts: Sequence[Cohort],
         members: Mapping[Tensor, int],
@@ -209,12 +209,12 @@ class StepWriter:
         """Return the numbers used as inputs, the updates, and a truth value: True if a gradient is not finite."""
         t, level = torch(), self.level
         several = []
-        for parameter, tensors in gradients.items():
+        for parameter, gradient in gradients.items():
             if parameter not in members:
                 missing = len(gradients.keys() - members.keys())
                 raise ModelError(f"{missing} parameters that require gradients are not the optimizer's")
             stored = [self._stored_gradient(parameter)] if self.accumulation else []
-            several.append((parameter, [*tensors, *stored]))
+            several.append((parameter, [gradient, *stored]))
         totals = self._gradient_sums(several)
         numbers: list[TracedTensor] = []
         inverse: list[TracedTensor] = []
@@ -276,6 +276,42 @@ class StepWriter:
                 self.level, keep, [infinite, *(each for pair in zip(homes, news, strict=True) for each in pair)]
             )
         return [(old.value, self.level.with_layout_of(new, old).value) for old, new in zip(homes, news, strict=True)]
+
+
+def _sum_tied_gradients(graph: GraphModule, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Add up the gradients of each tied parameter in a traced graph, in the order of the graph, as autograd does.
+
+    `gradients` has the parameter of each output with a gradient. Returns the parameter by the output with the sum.
+    """
+    t, fx_graph = torch(), graph.graph
+    (outputs,) = (node for node in fx_graph.nodes if node.op == "output")
+    position = {node: i for i, node in enumerate(fx_graph.nodes)}
+    of_parameter: dict[Tensor, list[Node]] = {}
+    for node in outputs.args[0]:
+        if node is not None and node.name in gradients:
+            of_parameter.setdefault(gradients[node.name], []).append(node)
+    sums: dict[str, Tensor] = {}
+    whole: dict[Node, Node | None] = {}  # the new output for an output; None for an added gradient
+    for parameter, several in of_parameter.items():
+        total, *others = sorted(several, key=position.__getitem__)
+        for each in others:
+            with fx_graph.inserting_after(each):
+                terms = (total, each)
+                total = fx_graph.call_function(t.ops.aten.add.Tensor, terms)
+            total.meta["val"] = _like_sum(*(term.meta["val"] for term in terms))
+        whole |= dict.fromkeys(several, None) | {several[0]: total}
+        sums[total.name] = parameter
+    kept = [whole.get(node, node) for node in outputs.args[0] if node is None or whole.get(node, node) is not None]
+    outputs.args = (tuple(kept),)
+    graph.recompile()
+    return sums
+
+
+def _like_sum(first: Tensor, second: Tensor) -> Tensor:
+    """Return a tensor without bytes, with the layout of a sum of two such tensors, like `first` otherwise."""
+    t, both = torch(), (first, second)
+    total = t.add(*(t.empty_strided(each.shape, each.stride(), dtype=each.dtype, device="meta") for each in both))
+    return first.new_empty_strided(total.shape, total.stride(), dtype=total.dtype)
 
 
 def _trace_function(function: Callable[..., list[Tensor]], *like: Tensor) -> GraphModule:
