@@ -23,6 +23,9 @@ LIKELY_STARTS = 3
 HALVINGS = 3
 """Maximum number of intermediate budgets for a budget not met, while the peak keeps falling."""
 
+LOWER_TARGETS = (7 / 8, 3 / 4)
+"""Shares of a budget not met, searched in turn: more points above a lower target lead the search to other clones."""
+
 IMPROVED = 2
 """Number of the cheapest solutions within the budget to improve."""
 
@@ -85,6 +88,12 @@ class RematSearch:
             self._search_budget(budget)
             if self.lowest_peak_solution().peak == least:
                 break
+        for share in LOWER_TARGETS:
+            if self._solutions_within(budget) or self.is_over():
+                break
+            self._search_budget(int(budget * share))
+            if self._solutions_within(budget):
+                self._search_budget(budget)  # from the solution found, without its needless clones
         return min(self._solutions_within(budget), key=_cost_key, default=None)
 
     def _solutions_within(self, budget: int) -> list[RematSolution]:
