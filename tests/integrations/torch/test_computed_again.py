@@ -148,3 +148,62 @@ def test_tensors_that_cannot_lower_the_peak_are_not_tried(monkeypatch: pytest.Mo
     torch.compile(module, backend=compiler)(x).sum().backward()
     assert codes[0] == codes[1]
     assert 0 < 4 * trials[0] <= trials[1], trials
+
+
+def in_place_convolutions() -> Any:
+    """Return convolutions with batch norms, each followed by an activation in place, and a layer."""
+    layers = [(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), kind(inplace=True)) for kind in (nn.SiLU, nn.Mish) * 3]
+    return nn.Sequential(*[each for layer in layers for each in layer], nn.Flatten(), nn.Linear(4 * 24 * 24, 3))
+
+
+@pytest.mark.parametrize("whole_step", [True, False])
+def test_an_activation_in_place_saves_no_copy_of_its_operand(whole_step: bool) -> None:
+    """Autograd saves a clone; the plan computes the operand again from the result of the convolution."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module = in_place_convolutions()
+    eager = copy.deepcopy(module)
+    x, labels = torch.randn(8, 4, 24, 24), torch.randint(0, 3, (8,))
+    F.cross_entropy(eager(x), labels).backward()
+    optimizer = torch.optim.SGD(module.parameters(), 1.0)
+    before = [each.detach().clone() for each in module.parameters()]
+    if whole_step:
+        step = sublet.torch.train_step(module, F.cross_entropy, optimizer)
+        step(x, labels)
+        plan = step.plan
+    else:
+        F.cross_entropy(torch.compile(module, backend="sublet")(x), labels).backward()
+        optimizer.step()
+        plan = sublet.torch.report()[-1].plan
+    for found, old, right in zip(module.parameters(), before, eager.parameters(), strict=True):
+        assert torch.allclose(old - found, right.grad, atol=1e-5)
+    assert plan is not None
+    ops = [node.op for node in plan.nodes]
+    assert "aten.clone.default" not in ops
+    assert ops.count("aten.silu_backward.default") == ops.count("aten.mish_backward.default") == 3
+    assert plan.arena_bytes < 12 * x.nbytes  # six results of convolutions, and not also their six clones
+
+
+def test_a_clone_of_a_result_is_saved_apart_from_the_result() -> None:
+    """The caller may change the result between the passes."""
+
+    class TwoResults(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(64, 64)
+
+        def forward(self, x: Any) -> Any:
+            hidden = self.layer(x)
+            return hidden, F.silu(hidden.clone(), inplace=True)
+
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module, x = TwoResults(), torch.randn(256, 64)
+    gradients = []
+    for run in (module, torch.compile(module, backend="sublet")):
+        module.zero_grad()
+        hidden, active = run(x)
+        hidden.detach().zero_()
+        active.sum().backward()
+        gradients.append(module.layer.weight.grad.clone())
+    assert torch.allclose(*gradients, rtol=1e-4, atol=1e-4)

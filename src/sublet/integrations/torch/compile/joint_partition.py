@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import operator
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -227,9 +227,9 @@ def rematerialize_cheap(joint: GraphModule, outputs: int) -> None:
     graph.eliminate_dead_code()
     choice = _JointGraph(graph, outputs)
     choice.choose_saved()
-    copies = [node for node in graph.nodes if node not in choice.original_nodes]
-    for node in reversed(copies):
-        min(node.users).prepend(node)  # nodes compare by their order in the graph, copies moved before included
+    moved = [node for node in graph.nodes if node not in choice.original_nodes or choice.is_early(node)]
+    for node in reversed(moved):
+        min(node.users).prepend(node)  # nodes compare by their order in the graph, nodes moved before included
     for node in graph.nodes:
         node.meta.pop("recompute", None)
     graph.lint()
@@ -237,11 +237,25 @@ def rematerialize_cheap(joint: GraphModule, outputs: int) -> None:
 
 
 def _remove_aliases(graph: Graph) -> None:
-    """Replace aliases of tensors by the tensors: the partitioner would save both."""
+    """Replace aliases and needless clones of tensors by the tensors: the partitioner would save both."""
+    results = {storage_node(node) for node in graph.output_node().all_input_nodes}
     for node in list(graph.nodes):
-        if node.op == "call_function" and str(node.target) in ALIAS_OPERATORS:
+        if node.op == "call_function" and (str(node.target) in ALIAS_OPERATORS or _is_needless_clone(node, results)):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
+
+
+def _is_needless_clone(node: Node, results: Collection[Node]) -> bool:
+    """True for a clone that no program can tell from its operand, such as the operand saved for an in-place SiLU.
+
+    The caller may change arguments and results of the graph between the passes, so clones of these are kept.
+    """
+    if str(node.target) != "aten.clone.default" or storage_node(node) in results:
+        return False
+    (source,) = node.all_input_nodes
+    home, strides = storage_node(source), [tuple(each.meta["val"].stride()) for each in (node, source)]
+    is_known = all(type(stride) is int for stride in strides[0] + strides[1])
+    return home.op == "call_function" and home not in results and is_known and strides[0] == strides[1]
 
 
 @dataclass
@@ -266,9 +280,19 @@ class _JointGraph:
         self._nodes = list(graph.nodes)
         self.original_nodes = set(self._nodes)
         self._forward = forward_nodes(self._nodes[-1].args[0][:outputs])
+        self._positions = {node: i for i, node in enumerate(self._nodes)}
+        self._last_forward = max((self._positions[node] for node in self._forward), default=0)
         self._saved: set[Node] = set()
         self._chains: dict[Node, _RecomputeChain] = {}
         self._copies: dict[Node, Node] = {}
+
+    def is_early(self, node: Node) -> bool:
+        """True for an operator of the backward pass that was traced within the forward pass, and may run later."""
+        position = self._positions.get(node, self._last_forward)
+        if node.op != "call_function" or node in self._forward or position >= self._last_forward or not node.users:
+            return False
+        is_random = torch().Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        return not is_random and min(node.users).op != "output"
 
     def _backward_readers(self, node: Node) -> list[Node]:
         """Return the backward readers of a forward node."""

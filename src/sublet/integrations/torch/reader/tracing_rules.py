@@ -7,6 +7,8 @@ PyTorch traces most resampling operators as index operators, with the indices co
     upsample_nearest2d_backward  new_zeros, _unsafe_index_put            upsample_nearest2d_backward
 
 The index operators are slower, and linear resampling by indices differs in rounding and takes several tensors more.
+Where PyTorch traces a graph once more, the gradients of SiLU and Mish become elementary operators. `keep_resampling`
+keeps these gradients too.
 
 PyTorch traces dropout as one operator. Random operators never run twice, so a result read in the backward pass is saved
 beside its mask. With `decompositions`, a program draws the mask alone, and may compute the result again:
@@ -41,6 +43,9 @@ RESAMPLING = (
 )  # fmt: skip
 """The operators with a forward and a backward kernel in PyTorch, and with a trace by index operators."""
 
+ELEMENTARY_GRADIENTS = ("silu_backward", "mish_backward")
+"""Operators with a kernel for the CPU that PyTorch may also trace as elementary operators."""
+
 Function = Callable[..., Any]
 
 
@@ -53,7 +58,7 @@ class _TracingThreads:
     def __init__(self) -> None:
         self._lock = Lock()
         self._threads: list[int] = []
-        self._replaced: list[tuple[Any, Any, Function]] = []
+        self._replaced: list[tuple[Any, Any, Function | None]] = []
 
     @property
     def includes_this(self) -> bool:
@@ -73,12 +78,22 @@ class _TracingThreads:
             self._threads.remove(get_ident())
             while not self._threads and self._replaced:
                 operator, key, function = self._replaced.pop()
-                operator.py_kernels[key] = function
+                operator.py_kernels.pop(key)
+                if function is not None:
+                    operator.py_kernels[key] = function
                 operator._dispatch_cache.clear()
 
     def _replace_all(self) -> None:
-        """Replace the functions by which PyTorch traces resampling operators. A missing function stays missing."""
+        """Replace the functions by which PyTorch traces resampling operators, and add those of other gradients.
+
+        A missing function of a resampling operator stays missing.
+        """
         keys = torch()._C.DispatchKey
+        for name in ELEMENTARY_GRADIENTS:
+            operator, key = getattr(torch().ops.aten, name).default, keys.CompositeImplicitAutograd
+            self._replaced.append((operator, key, operator.py_kernels.get(key)))
+            operator.py_kernels[key] = partial(self._decompose_elsewhere, operator, key)
+            operator._dispatch_cache.clear()
         for name in RESAMPLING:
             packet = getattr(torch().ops.aten, name, None)
             if packet is None:
@@ -105,6 +120,10 @@ class _TracingThreads:
         if not self.includes_this or not (has_symbolic_backward or _has_known_extents(args)):
             return function(*args, **kwargs)
         return keep(*args, **kwargs)
+
+    def _decompose_elsewhere(self, operator: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
+        """Decompose a call in other threads alone."""
+        return NotImplemented if self.includes_this else operator._op_dk(key, *args, **kwargs)
 
 
 _TRACING = _TracingThreads()
