@@ -35,9 +35,6 @@ from sublet.planning.budget.search import BudgetSearch, ModelPreparation
 from sublet.planning.pipeline import plan_memory
 
 COMPILE, TRAIN_STEP = "compile", "train_step"
-_MODULE_PATHS = {COMPILE: "module.", TRAIN_STEP: "network."}
-"""The path of the caller's module in a traced graph, by step."""
-
 STEPS = (COMPILE, TRAIN_STEP)
 """Ways to run a step with Sublet: `torch.compile(module, backend="sublet")`, and `sublet.torch.train_step`."""
 
@@ -87,12 +84,12 @@ class SubletMemory:
         plan = self.largest_plan
         if plan is None:
             return []
-        nodes, inside = {node.name: node for node in plan.nodes}, _MODULE_PATHS[self.step]
+        nodes = {node.name: node for node in plan.nodes}
         makers = {place.value: nodes.get(place.producer or "") for place in plan.placements}
         found: list[tuple[str, str, int]] = []
         for each in buffers_at_peak(plan):
             maker = next(filter(None, map(makers.get, each.values)), None)
-            source = maker.source.removeprefix(inside) if maker else f"argument {each.values[0]}"
+            source = maker.source.removeprefix("module.") if maker else f"argument {each.values[0]}"
             module, _, line = source.partition(", ")
             operator = "" if maker is None else "copy of an argument" if maker.op == COPY_IN else maker.op
             found.append((module, ", ".join(filter(None, (line, operator))), each.nbytes))
