@@ -439,20 +439,36 @@ class Sum(nn.Module):
 
 
 class Tied(nn.Module):
-    """Two layers with the weight of a third layer, which is not called, as in T5."""
+    """Two layers with the weight of a third layer, which is not called, as in T5; and a buffer with two names."""
 
     def __init__(self, _: str) -> None:
         super().__init__()
         self.shared, self.first, self.second = (nn.Linear(6, 6, bias=False) for _ in range(3))
         self.first.weight = self.second.weight = self.shared.weight
         self.last = nn.Linear(6, 3)
+        for each in (self.first, self.second):
+            each.register_buffer("scale", torch.linspace(1, 2, 6) if each is self.first else self.first.scale)
 
     def forward(self, x: Any) -> Any:
-        return self.last(self.second(F.gelu(self.first(x.to(self.shared.weight.dtype)))).mean(1))
+        x = F.gelu(self.first(x.to(self.shared.weight.dtype)) * self.first.scale)
+        return self.last((self.second(x) * self.second.scale).mean(1))
+
+
+class Shared(nn.Module):
+    """Two layers and two norms that are one module each, under two names."""
+
+    def __init__(self, _: str) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(6, 6), nn.BatchNorm1d(5), nn.Linear(6, 3)
+        self.second, self.other_norm = self.first, self.norm
+
+    def forward(self, x: Any) -> Any:
+        return self.last(F.gelu(self.other_norm(self.second(F.gelu(self.norm(self.first(x)))))).mean(1))
 
 
 @pytest.mark.parametrize(
-    ("network", "kind"), [(Recurrent, "LSTM"), (Recurrent, "GRU"), (Recurrent, "RNN"), (Sum, ""), (Tied, "")]
+    ("network", "kind"),
+    [(Recurrent, "LSTM"), (Recurrent, "GRU"), (Recurrent, "RNN"), (Sum, ""), (Tied, ""), (Shared, "")],
 )
 def test_parameters_that_have_one_gradient(network: Any, kind: str) -> None:
     """As the two biases of an LSTM; and a module that keeps lists of its parameters is planned once."""
@@ -468,7 +484,7 @@ def test_parameters_that_have_one_gradient(network: Any, kind: str) -> None:
         assert torch.allclose(step(x, labels), right, atol=1e-6)
         plans.add(id(step.plan))
     assert len(plans) == 1
-    for mine, wanted in zip(other.parameters(), module.parameters(), strict=True):
+    for mine, wanted in zip(other.state_dict().values(), module.state_dict().values(), strict=True):
         assert torch.allclose(mine, wanted, atol=1e-5)
 
 

@@ -114,7 +114,7 @@ class StepWriter:
         level = self.level
         named = {
             **dict(self.network_with_loss.named_parameters(remove_duplicate=False)),
-            **dict(self.network_with_loss.named_buffers()),
+            **dict(self.network_with_loss.named_buffers(remove_duplicate=False)),
         }
         outputs_of = signature.backward_signature.gradients_to_parameters
         gradients_of = _sum_tied_gradients(graph, {out: named[name] for out, name in outputs_of.items()})

@@ -94,6 +94,10 @@ def module_with_loss(module: Module, loss: Loss) -> Module:
         def training(self, mode: bool) -> None:
             pass
 
+        def named_modules(self, memo: Any = None, prefix: str = "", remove_duplicate: bool = True) -> Any:
+            """Yield each module once, so a parameter of a module with several names has one name in the trace."""
+            return super().named_modules(memo, prefix)
+
         def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
             arguments, results, scaled, autocast = self.__dict__["traced"]
             args, targets, keywords = arguments.with_tensors(tensors)
@@ -227,7 +231,7 @@ def _unused_parameters(judged: Module, tensors: Sequence[Tensor]) -> list[str]:
     t = torch()
     mode = require("torch._subclasses.fake_tensor", extra="torch").FakeTensorMode(allow_non_fake_inputs=True)
     trained = [name for name, each in judged.named_parameters(remove_duplicate=False) if each.requires_grad]
-    named = (*judged.named_parameters(remove_duplicate=False), *judged.named_buffers())
+    named = (*judged.named_parameters(remove_duplicate=False), *judged.named_buffers(remove_duplicate=False))
     fakes = {name: _distinct_fake(mode, each) for name, each in named}
     with mode:
         given = tuple(map(mode.from_tensor, tensors))
