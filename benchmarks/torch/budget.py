@@ -182,14 +182,11 @@ class Row:
     beside: float | None
 
 
-def extras_within(theirs: Sequence[Side], limit: int) -> list[tuple[float, str]]:
-    """Return the extra time and the name of each of PyTorch's sides within `limit` bytes."""
-    able = []
-    for each in theirs:
-        is_eager = each.name == "eager" or each.name.startswith("checkpoint")
-        base = next(side for side in theirs if side.name == ("eager" if is_eager else "budget 1"))
-        able.append((each.seconds / base.seconds - 1, each.name, each.nbytes))
-    return [(extra, name) for extra, name, nbytes in able if nbytes <= limit]
+def extra_time(side: Side, theirs: Sequence[Side]) -> float:
+    """Return the extra time of one of PyTorch's sides over the plain step, eager or compiled."""
+    is_eager = side.name == "eager" or side.name.startswith("checkpoint")
+    base = next(each for each in theirs if each.name == ("eager" if is_eager else "budget 1"))
+    return side.seconds / base.seconds - 1
 
 
 def compared(name: str, percents: Sequence[int], rounds: int) -> list[Row]:
@@ -207,8 +204,7 @@ def compared(name: str, percents: Sequence[int], rounds: int) -> list[Row]:
     print(f"{name}: Sublet's plain arena {plain.nbytes / 1e6:.1f} MB, {plain.seconds:.3f} s ({plain.note}); "
           f"eager {eager.nbytes / 1e6:.1f} MB, {eager.seconds:.3f} s")  # fmt: skip
     for each in theirs:
-        ((extra, _),) = [pair for pair in extras_within(theirs, 1 << 62) if pair[1] == each.name]
-        print(f"    {each.name}: {each.nbytes / 1e6:.1f} MB, {each.seconds:.3f} s, {extra:+.1%}")
+        print(f"    {each.name}: {each.nbytes / 1e6:.1f} MB, {each.seconds:.3f} s, {extra_time(each, theirs):+.1%}")
     rows = []
     for (base, percent), side in found.items():
         limit = limits[base, percent]
@@ -216,7 +212,8 @@ def compared(name: str, percents: Sequence[int], rounds: int) -> list[Row]:
             print(f"  {percent} % of {base} ({limit / 1e6:.1f} MB): {side}", flush=True)
             continue
         extra = side.seconds / plain.seconds - 1
-        least = min(extras_within(theirs, limit), default=None)
+        able = [(extra_time(each, theirs), each.name) for each in theirs if each.nbytes <= limit]
+        least = min(able, default=None)
         beside = "has none within these bytes" if least is None else f"{least[0]:+.1%} by {least[1]}"
         print(f"  {percent} % of {base} ({limit / 1e6:.1f} MB): {side.nbytes / 1e6:.1f} MB, {side.seconds:.3f} s, "
               f"{extra:+.1%} ({side.note}); PyTorch {beside}", flush=True)  # fmt: skip

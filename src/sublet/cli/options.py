@@ -160,6 +160,13 @@ Patches = Annotated[
 ]
 
 
+class StorageOption(StrEnum):
+    """The storage of inputs, outputs and weights: the arena, or memory bound by the caller."""
+
+    arena = "arena"
+    bound = "bound"
+
+
 class Kernels(StrEnum):
     """The kernels of a compiled training step."""
 

@@ -113,13 +113,6 @@ def _describe_arena(each: Advice) -> str:
     return f"{human(each.arena_bytes)}{more}"
 
 
-class StorageOption(StrEnum):
-    """The storage of inputs, outputs and weights: the arena, or memory bound by the caller."""
-
-    arena = "arena"
-    bound = "bound"
-
-
 class OutputFormat(StrEnum):
     """The format of the result: text alone, or with an annotation for GitHub's workflows."""
 
@@ -146,12 +139,12 @@ class PlanOptions:
     assume: shared.Assume = None
     max_dim: shared.MaxDim = None
     io: Annotated[
-        StorageOption, typer.Option(help="Storage of inputs and outputs: the arena, or bound by the caller.")
-    ] = StorageOption.arena
+        shared.StorageOption, typer.Option(help="Storage of inputs and outputs: the arena, or bound by the caller.")
+    ] = shared.StorageOption.arena
     weights: Annotated[
-        StorageOption,
+        shared.StorageOption,
         typer.Option(help="Storage of weights: the arena, or bound by the caller."),
-    ] = StorageOption.bound
+    ] = shared.StorageOption.bound
     streams: Annotated[int, typer.Option(help="Number of concurrent streams.")] = 1
     region: shared.RegionTexts = None
     timeout: shared.Timeout = None
@@ -232,14 +225,10 @@ def plan(options: PlanOptions) -> None:
     if options.train:
         _refuse_without_effect(options)
         show_step = command("plan --train")
-        chosen, curve = (options.kernels.value, options.step.value), options.frontier
-        show_step(options.model, options.device, options.budget, chosen, curve, options.in_json, options.files)
-    for option, is_default in (
-        ("--kernels", options.kernels is shared.Kernels.sublet),
-        ("--step", options.step is shared.Step.compile),
-    ):
-        if not is_default:
-            raise PlanError(f"{option} is for the step of a script: pass --train, or drop {option}")
+        kernels, step, curve = options.kernels.value, options.step.value, options.frontier
+        show_step(options.model, options.device, options.budget, kernels, step, curve, options.in_json, options.files)
+    for name in (each for each in _given_options(options) if each in ONLY_WITH_TRAIN):
+        raise PlanError(f"{option_name(name)} is for the step of a script: pass --train, or drop {option_name(name)}")
     refuse_overwriting([options.model, *filter(None, [options.baseline])], *options.files)
     question, started = BudgetQuestion(options.budget, options.max_dim), perf_counter()
     if options.in_json and options.output_format is OutputFormat.github:
@@ -287,11 +276,20 @@ WITH_TRAIN = frozenset({
 """Options with an effect, or an error of their own, beside --train."""
 
 
+ONLY_WITH_TRAIN = frozenset({"kernels", "step"})
+"""Options without an effect but beside --train."""
+
+
+def _given_options(options: PlanOptions) -> list[str]:
+    """Return the names of the options with another value than the default."""
+    return [each.name for each in fields(options) if getattr(options, each.name) != each.default]
+
+
 def _refuse_without_effect(options: PlanOptions) -> None:
     """Raise PlanError for an option without an effect beside --train."""
-    for each in fields(options):
-        if each.name not in WITH_TRAIN and getattr(options, each.name) != each.default:
-            option = "--format" if each.name == "output_format" else option_name(each.name)
+    for name in _given_options(options):
+        if name not in WITH_TRAIN:
+            option = "--format" if name == "output_format" else option_name(name)
             raise PlanError(f"{option} is for a model in a file: drop {option} with --train")
 
 

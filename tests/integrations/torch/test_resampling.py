@@ -13,7 +13,7 @@ from torch._dispatch.python import enable_python_dispatcher  # noqa: E402
 
 import sublet  # noqa: E402
 from sublet.integrations.torch.compile.compile_report import report  # noqa: E402
-from sublet.integrations.torch.reader.tracing_rules import keep_resampling  # noqa: E402
+from sublet.integrations.torch.reader.tracing_rules import keep_operators  # noqa: E402
 
 F = torch.nn.functional
 CASES = {
@@ -140,12 +140,12 @@ def functions_of_pytorch():
 
 def test_the_functions_of_pytorch_are_restored():
     before = functions_of_pytorch()
-    with keep_resampling():
-        with keep_resampling():
+    with keep_operators():
+        with keep_operators():
             pass
         assert functions_of_pytorch() != before
     assert functions_of_pytorch() == before
-    with pytest.raises(KeyError), keep_resampling():
+    with pytest.raises(KeyError), keep_operators():
         raise KeyError
     assert functions_of_pytorch() == before
 
@@ -159,7 +159,7 @@ def traced_operators(x):
 def test_other_threads_trace_as_pytorch_does():
     x, traced = torch.randn(1, 3, 4, 4), []
     plain = traced_operators(x)
-    with keep_resampling():
+    with keep_operators():
         other = threading.Thread(target=lambda: traced.append(traced_operators(x)))
         other.start()
         other.join()

@@ -97,14 +97,13 @@ def show_step(
     function_path: Path,
     device: str,
     budget: str | None,
-    chosen: tuple[str, str],
+    kernels: str,
+    step: str,
     with_frontier: bool,
     in_json: bool,
     files: Sequence[Path | None],
 ) -> NoReturn:
     """Estimate the memory of a step built by a script, print the estimate or the frontier, and exit.
-
-    `chosen` are the kernels and the step of `estimate`.
 
     Exit status: 0 Sublet's step fits, 1 no program within the budget is known, 3 unknown because a graph has no plan.
     Raises ModelError for a function without the parts of a step, and PlanError for an output file of another command.
@@ -112,7 +111,6 @@ def show_step(
     out, page, png = files
     if out is not None or png is not None or (page is not None and not with_frontier):
         raise PlanError("--train writes no plan: of --out, --html and --png only --html, with --frontier")
-    kernels, step = chosen
     if with_frontier and kernels != KERNELS[0]:
         raise PlanError(f"--frontier is a curve of plans for Sublet's kernels: drop --kernels {kernels}")
     parts = _built_step(str(function_path), device)

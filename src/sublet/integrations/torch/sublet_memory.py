@@ -243,7 +243,7 @@ class PlannedCall:
         samples = "auto" if self._device == CPU else "all"
 
         def capture(module: Any, example: Sequence[Any]) -> Callable[..., Any]:
-            region = CapturingRegion(DEFAULT_OPTIONS, self._device, captures, samples, self._device, budget)
+            region = CapturingRegion(self.options, self._device, captures, samples, self._device, budget)
             return compile_region(region, module, example)
 
         self._compile(capture)

@@ -28,7 +28,7 @@ from sublet.integrations.torch.compile.shared_scratch import ArenaLease, Capture
 from sublet.integrations.torch.operator_facts import version_remark
 from sublet.integrations.torch.reader.exported_program import CPU, device_of, error_summary, silence_tracing
 from sublet.integrations.torch.reader.traced_tensor import torch
-from sublet.integrations.torch.reader.tracing_rules import decompositions, keep_resampling
+from sublet.integrations.torch.reader.tracing_rules import decompositions, keep_operators
 from sublet.ir.recipe import LESS
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def compile_region(pair: CompiledRegion, module: GraphModule, example: Sequence[
     config = require("torch._functorch.config", extra="torch")
     compiled: Callable[..., object]
     messages: list[str] = []
-    with config.patch(force_non_lazy_backward_lowering=True), silence_tracing(), keep_resampling():
+    with config.patch(force_non_lazy_backward_lowering=True), silence_tracing(), keep_operators():
         compiled = common.aot_autograd(
             fw_compiler=pair.compile_forward,
             bw_compiler=pair.compile_backward,

@@ -2,12 +2,12 @@
 
 PyTorch traces most resampling operators as index operators, with the indices computed by operators:
 
-    eager                        traced by PyTorch                       traced within `keep_resampling`
+    eager                        traced by PyTorch                       traced within `keep_operators`
     upsample_nearest2d           arange, mul, _to_copy, _unsafe_index    upsample_nearest2d
     upsample_nearest2d_backward  new_zeros, _unsafe_index_put            upsample_nearest2d_backward
 
 The index operators are slower, and linear resampling by indices differs in rounding and takes several tensors more.
-Where PyTorch traces a graph once more, the gradients of SiLU and Mish become elementary operators. `keep_resampling`
+Where PyTorch traces a graph once more, the gradients of SiLU and Mish become elementary operators. `keep_operators`
 keeps these gradients too.
 
 PyTorch traces dropout as one operator. Random operators never run twice, so a result read in the backward pass is saved
@@ -50,7 +50,7 @@ Function = Callable[..., Any]
 
 
 class _TracingThreads:
-    """The threads within `keep_resampling`, and the functions of PyTorch replaced meanwhile.
+    """The threads within `keep_operators`, and the functions of PyTorch replaced meanwhile.
 
     The functions are replaced for the process. A replaced function calls PyTorch's function in every other thread.
     """
@@ -62,7 +62,7 @@ class _TracingThreads:
 
     @property
     def includes_this(self) -> bool:
-        """True in a thread within `keep_resampling`."""
+        """True in a thread within `keep_operators`."""
         return get_ident() in self._threads
 
     def enter(self) -> None:
@@ -91,9 +91,7 @@ class _TracingThreads:
         keys = torch()._C.DispatchKey
         for name in ELEMENTARY_GRADIENTS:
             operator, key = getattr(torch().ops.aten, name).default, keys.CompositeImplicitAutograd
-            self._replaced.append((operator, key, operator.py_kernels.get(key)))
-            operator.py_kernels[key] = partial(self._decompose_elsewhere, operator, key)
-            operator._dispatch_cache.clear()
+            self._replace(operator, key, partial(self._trace, _do_not_decompose, partial(operator._op_dk, key), True))
         for name in RESAMPLING:
             packet = getattr(torch().ops.aten, name, None)
             if packet is None:
@@ -104,12 +102,16 @@ class _TracingThreads:
                     function = operator.py_kernels.get(key)
                     if function is None:
                         continue
-                    self._replaced.append((operator, key, function))
                     keep = partial(_keep_operator, operator) if key == keys.Autograd else _do_not_decompose
                     if operator is packet.vec:
                         keep = partial(_call_with_sizes, packet.default)
-                    operator.py_kernels[key] = partial(self._trace, keep, function, has_symbolic_backward)
-                    operator._dispatch_cache.clear()
+                    self._replace(operator, key, partial(self._trace, keep, function, has_symbolic_backward))
+
+    def _replace(self, operator: Any, key: Any, function: Function) -> None:
+        """Replace the function of an operator for a dispatch key; remember the function before, if any."""
+        self._replaced.append((operator, key, operator.py_kernels.get(key)))
+        operator.py_kernels[key] = function
+        operator._dispatch_cache.clear()
 
     def _trace(self, keep: Function, function: Function, has_symbolic_backward: bool, *args: Any, **kwargs: Any) -> Any:
         """Trace a call by `keep`, or by PyTorch's `function` in other threads.
@@ -121,17 +123,16 @@ class _TracingThreads:
             return function(*args, **kwargs)
         return keep(*args, **kwargs)
 
-    def _decompose_elsewhere(self, operator: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
-        """Decompose a call in other threads alone."""
-        return NotImplemented if self.includes_this else operator._op_dk(key, *args, **kwargs)
-
 
 _TRACING = _TracingThreads()
 
 
 @contextmanager
-def keep_resampling() -> Iterator[None]:
-    """Trace resampling operators as the operators run by eager PyTorch, as a context manager, in this thread."""
+def keep_operators() -> Iterator[None]:
+    """Trace resampling operators and the gradients of SiLU and Mish as eager PyTorch runs them, in this thread.
+
+    A context manager.
+    """
     _TRACING.enter()
     try:
         yield

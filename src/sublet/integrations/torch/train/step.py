@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -283,13 +283,7 @@ class TrainStep:
         self._make_gradients()
         try:
             step = self._write(traced, cohorts, members)
-            run = compile(
-                finish_step(step.model, keep_equal=True),
-                backend=BACKENDS,
-                optimize="none",
-                options=self._options,
-                budget=self._budget,
-            )
+            run = compile(step.model, backend=BACKENDS, optimize="none", options=self._options, budget=self._budget)
         except BaseException:
             for parameter in members:
                 self._restore_state(parameter, states.get(parameter))
@@ -314,10 +308,11 @@ class TrainStep:
     def _write(
         self, traced: tuple[GraphModule, GraphSignature], cohorts: Sequence[Cohort], members: dict[Tensor, int]
     ) -> StepModel:
-        """Return the model of a traced step; allocates missing optimizer state."""
+        """Return the model of a traced step with less memory; allocates missing optimizer state."""
         phase = self._accumulation_phase
         writer = StepWriter(self._network_with_loss, self._optimizer, self._rule, self._gradients, phase)
-        return writer.write(traced, cohorts, members)
+        step = writer.write(traced, cohorts, members)
+        return replace(step, model=finish_step(step.model, keep_equal=True))
 
     def model_for(self, arguments: StepArguments) -> Model:
         """Return the program of a step, as planned by a call with these arguments.
@@ -328,8 +323,7 @@ class TrainStep:
         self._rule.require_known(self._optimizer)
         require_plain(self._network_with_loss, self._optimizer)
         cohorts, members = cohorts_of(self._optimizer, self._rule)
-        step = self._write(self._trace(arguments, LossResults()), cohorts, members)
-        return finish_step(step.model, keep_equal=True)
+        return self._write(self._trace(arguments, LossResults()), cohorts, members).model
 
     def _restore_state(self, parameter: Tensor, state: dict[str, Tensor] | None) -> None:
         """Restore the optimizer state of a parameter; None removes the state."""

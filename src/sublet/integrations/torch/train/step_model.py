@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from sublet.base.errors import ModelError
 from sublet.integrations.torch.compile.joint_partition import rematerialize_cheap
@@ -173,8 +173,7 @@ class StepWriter:
     def _accumulate_gradient(self, parameter: Tensor, gradient: TracedTensor) -> tuple[Value, Value]:
         """Return the value of a parameter's `grad`, and the value with the new content."""
         home = self._stored_gradient(parameter)
-        given = [gradient, *([home] if self.accumulation == "more" else [])]
-        (total,) = self._gradient_sums([(parameter, given)])
+        total = self._add_stored(parameter, gradient, home) if self.accumulation == "more" else gradient
         return home.value, self.level.with_layout_of(total, home).value
 
     def _stored_gradient(self, parameter: Tensor) -> TracedTensor:
@@ -186,18 +185,12 @@ class StepWriter:
 
         return self.add_weight("gradient", find(), find)
 
-    def _gradient_sums(self, several: Sequence[tuple[Tensor, Sequence[TracedTensor]]]) -> list[TracedTensor]:
-        """Return the sum of each parameter's gradients."""
-        t = torch()
-        sums = []
-        for parameter, tensors in several:
-            if len(tensors) == 1:
-                sums.append(tensors[0])
-                continue
-            like = [t.empty_like(parameter, device="meta") for _ in tensors]
-            graph = _trace_function(lambda first, *others: [sum(others, first)], *like)
-            sums.append(convert_graph(self.level, graph, list(tensors))[0])
-        return sums
+    def _add_stored(self, parameter: Tensor, gradient: TracedTensor, stored: TracedTensor) -> TracedTensor:
+        """Return the sum of a gradient and the stored gradient of a parameter."""
+        like = torch().empty_like(parameter, device="meta")
+        graph = _trace_function(lambda first, second: [first + second], like, like.clone())
+        total: TracedTensor = convert_graph(self.level, graph, [gradient, stored])[0]
+        return total
 
     def _optimizer_updates(
         self,
@@ -208,14 +201,13 @@ class StepWriter:
     ) -> tuple[list[TracedTensor], list[tuple[Value, Value]], Value | None]:
         """Return the numbers used as inputs, the updates, and a truth value: True if a gradient is not finite."""
         t, level = torch(), self.level
-        several = []
-        for parameter, gradient in gradients.items():
-            if parameter not in members:
-                missing = len(gradients.keys() - members.keys())
-                raise ModelError(f"{missing} parameters that require gradients are not the optimizer's")
-            stored = [self._stored_gradient(parameter)] if self.accumulation else []
-            several.append((parameter, [gradient, *stored]))
-        totals = self._gradient_sums(several)
+        missing = len(gradients.keys() - members.keys())
+        if missing:
+            raise ModelError(f"{missing} parameters that require gradients are not the optimizer's")
+        totals = [
+            self._add_stored(parameter, gradient, self._stored_gradient(parameter)) if self.accumulation else gradient
+            for parameter, gradient in gradients.items()
+        ]
         numbers: list[TracedTensor] = []
         inverse: list[TracedTensor] = []
         if self.gradients.scaled:
@@ -228,7 +220,7 @@ class StepWriter:
             numbers += own[-1]
         infinite: TracedTensor | None = None
         if self.gradients != GradientProcessing():
-            like = [t.empty_like(parameter, device="meta") for parameter, _ in several]
+            like = [t.empty_like(parameter, device="meta") for parameter in gradients]
             scale = [t.empty((), device="meta")] * len(inverse)
 
             def prepare(*given: Tensor) -> list[Tensor]:
@@ -238,7 +230,7 @@ class StepWriter:
             totals = convert_graph(level, _trace_function(prepare, *like, *scale), [*totals, *inverse])
             infinite = totals.pop() if self.gradients.scaled else None
         updates: list[tuple[Value, Value]] = []
-        for (parameter, _), total in zip(several, totals, strict=True):
+        for parameter, total in zip(gradients, totals, strict=True):
             position = members[parameter]
             updates += self._update_parameter(
                 parameter, homes[parameter], total, cohorts[position], own[position], infinite
@@ -284,14 +276,15 @@ def _sum_tied_gradients(graph: GraphModule, gradients: Mapping[str, Tensor]) -> 
     `gradients` has the parameter of each output with a gradient. Returns the parameter by the output with the sum.
     """
     t, fx_graph = torch(), graph.graph
-    (outputs,) = (node for node in fx_graph.nodes if node.op == "output")
+    outputs, results = fx_graph.output_node(), cast("Sequence[Node | None]", graph_results(graph))
     position = {node: i for i, node in enumerate(fx_graph.nodes)}
     of_parameter: dict[Tensor, list[Node]] = {}
-    for node in outputs.args[0]:
+    for node in results:
         if node is not None and node.name in gradients:
             of_parameter.setdefault(gradients[node.name], []).append(node)
     sums: dict[str, Tensor] = {}
-    whole: dict[Node, Node | None] = {}  # the new output for an output; None for an added gradient
+    whole: dict[Node | None, Node] = {}  # the sum, by the first of the added gradients
+    added: set[Node | None] = set()
     for parameter, several in of_parameter.items():
         total, *others = sorted(several, key=position.__getitem__)
         for each in others:
@@ -299,10 +292,10 @@ def _sum_tied_gradients(graph: GraphModule, gradients: Mapping[str, Tensor]) -> 
                 terms = (total, each)
                 total = fx_graph.call_function(t.ops.aten.add.Tensor, terms)
             total.meta["val"] = _like_sum(*(term.meta["val"] for term in terms))
-        whole |= dict.fromkeys(several, None) | {several[0]: total}
+        whole[several[0]] = total
+        added.update(each for each in several if each is not several[0])
         sums[total.name] = parameter
-    kept = [whole.get(node, node) for node in outputs.args[0] if node is None or whole.get(node, node) is not None]
-    outputs.args = (tuple(kept),)
+    outputs.args = (tuple(whole.get(node, node) for node in results if node not in added),)
     graph.recompile()
     return sums
 

@@ -13,7 +13,7 @@ from sublet.base.errors import ModelError, SubletError
 from sublet.base.optional_imports import require
 from sublet.integrations.torch.reader.exported_program import error_summary, silence_tracing
 from sublet.integrations.torch.reader.traced_tensor import torch
-from sublet.integrations.torch.reader.tracing_rules import decompositions, keep_resampling
+from sublet.integrations.torch.reader.tracing_rules import decompositions, keep_operators
 from sublet.integrations.torch.train.step_setting import PLAIN
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def trace_step(judged: Module, tensors: Sequence[Tensor]) -> tuple[GraphModule, 
         # operator keeps a workspace, and cannot be called again from its arguments.
         without_onednn = torch().backends.mkldnn.flags(enabled=False)
         drawn = torch().random.fork_rng(devices=[])
-        with silence_tracing(), keep_resampling(), checkpoints_run_once() as notes, drawn, without_onednn:
+        with silence_tracing(), keep_operators(), checkpoints_run_once() as notes, drawn, without_onednn:
             try:
                 traced = _export_joint(judged, tensors)
             except fake_tensor.DataDependentOutputException:
