@@ -129,7 +129,7 @@ def _rank_plan(build: Build, rank: int, world_size: int, options: Options, devic
             weights = sum(map(_local_bytes, _weights_of(module)))
             with t.set_grad_enabled(bool(getattr(module, "training", True))):
                 t.compile(module, backend=capturing)(*example)
-            graphs = tuple(each.planned(options) for each in captures)
+            graphs = tuple(each.compile_record(options) for each in captures)
         except SubletError:
             raise
         except Exception as error:  # user code raises errors of any type
@@ -176,7 +176,7 @@ class GraphCapture:
     program: CapturedProgram | None
     reason: str = ""
 
-    def planned(self, options: Options) -> Compiled:
+    def compile_record(self, options: Options) -> Compiled:
         """Return the record of the graph with its plan for the CPU, or with the reason against a plan."""
         if self.program is None:
             return Compiled(self.name, 0, reason=self.reason)
