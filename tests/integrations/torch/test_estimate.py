@@ -515,3 +515,59 @@ def test_the_command_prints_estimate_verdict_and_frontier(
         assert "drop --kernels" in err
     for option in ("--advise", "--measure"):
         assert cli("plan", f"{script}:build", "--train", option)[0] == 2
+
+
+class Caching(nn.Module):
+    """A layer that keeps a table, a list and a number between calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.table, self.calls, self.seen = nn.Linear(8, 8), None, 0, [0]
+
+    def forward(self, x: Any) -> Any:
+        if self.table is None:
+            self.table = torch.arange(8.0)
+        self.calls += 1
+        self.seen.append(self.calls)
+        return self.layer(x) + self.table
+
+
+@pytest.mark.parametrize("options", [{"plan": False}, {}, {"step": "train_step"}])
+def test_an_estimate_changes_no_attribute_of_the_module(options: dict[str, Any]) -> None:
+    module, x, labels = Caching(), torch.randn(4, 8), torch.zeros(4, dtype=torch.int64)
+    optimizer, seen = torch.optim.SGD(module.parameters(), 0.1), module.seen
+    sublet.torch.estimate(module, cross_entropy, optimizer, x, (labels,), **options)
+    assert (module.table, module.calls, module.seen) == (None, 0, [0])
+    assert module.seen is seen
+    assert torch.isfinite(cross_entropy(module(x), labels))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.last = nn.LSTM(16, 32, batch_first=True), nn.Linear(32, 10)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(self.layer(x)[0][:, -1])
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x: Any) -> Any:
+        return self.layer(x) if torch.rand([]) < 0.5 else x + self.layer.bias
+
+
+@pytest.mark.parametrize(
+    ("module", "words"), [(Recurrent(), "breaks the graph: .*RNN"), (Dropping(), "cannot trace the step")]
+)
+def test_code_outside_of_graphs_leaves_the_eager_peak_alone(module: Any, words: str) -> None:
+    """Dynamo leaves recurrent layers, and branches on contents, to PyTorch: no plan counts the tensors there."""
+    x, labels = torch.randn(4, 20, 16), torch.zeros(4, dtype=torch.int64)
+    inputs = x if isinstance(module, Recurrent) else x[:, 0]
+    found = sublet.torch.estimate(module, cross_entropy, None, inputs, (labels,), memory="1MiB")
+    assert found.sublet is None
+    assert re.search(words, found.reason)
+    assert found.eager.peak_bytes > 0

@@ -25,7 +25,7 @@ from sublet.integrations.torch.kernel_effects import (
     with_kept_workspace,
     workspace_bytes,
 )
-from sublet.integrations.torch.reader.exported_program import error_summary, silence_tracing
+from sublet.integrations.torch.reader.exported_program import error_summary, preserve_attributes, silence_tracing
 from sublet.integrations.torch.reader.traced_tensor import torch
 
 PARAMETERS, BUFFERS, STATE, ARGUMENTS = "parameters", "buffers", "optimizer state", "arguments"
@@ -158,25 +158,18 @@ def fake_call(
             fakes[id(tensor)] = t.nn.Parameter(made, tensor.requires_grad) if is_parameter else made
         return fakes[id(tensor)]
 
-    owners = [each for each in (module, loss) if isinstance(each, t.nn.Module)]
-    tables = [table for owner in owners for each in owner.modules() for table in (each._parameters, each._buffers)]
-    before = [dict(table) for table in tables]
     try:
-        for table in tables:
-            table.update({name: fake(tensor) for name, tensor in table.items()})
-        copied = None if optimizer is None else _with_tensors(optimizer, fake)
-        autocast = nullcontext if amp is None else lambda: t.autocast(t.device(device).type, amp)
-        with silence_tracing(), t.random.fork_rng(devices=[]):
+        with preserve_attributes(module, loss) as modules, silence_tracing(), t.random.fork_rng(devices=[]):
+            for table in (table for each in modules for table in (each._parameters, each._buffers)):
+                table.update({name: fake(tensor) for name, tensor in table.items()})
+            copied = None if optimizer is None else _with_tensors(optimizer, fake)
+            autocast = nullcontext if amp is None else lambda: t.autocast(t.device(device).type, amp)
             given, wanted = pytree.tree_map(fake, (tuple(arguments), tuple(targets)))
             yield StepCall(mode, module, loss, given, wanted, copied, autocast)
     except SubletError:
         raise
     except Exception as error:  # user code raises errors of any type
         raise ModelError(f"the step cannot run on tensors without content: {error_summary(error)}") from error
-    finally:
-        for table, content in zip(tables, before, strict=True):
-            table.clear()
-            table.update(content)
 
 
 def _with_tensors(optimizer: Any, fake: Callable[[Any], Any]) -> Any:
@@ -207,7 +200,7 @@ def measure_eager(call: StepCall) -> EagerMemory:
     for each in parameters:
         each.grad = None
     tracker.begin()
-    with _hide_fakeness(), tracker, call.mode:
+    with preserve_attributes(call.module, call.loss), _hide_fakeness(), tracker, call.mode:
         optimizer_bytes = _run_step(call, tracker)
     gradients = [each.grad for each in parameters if each.grad is not None]
     tracker.mark(gradients, GRADIENTS)

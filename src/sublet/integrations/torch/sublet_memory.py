@@ -5,6 +5,7 @@ Arenas come from the plans that the call itself would make. No tensor gets bytes
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,7 +24,7 @@ from sublet.integrations.torch.compile.joint_graph import CapturedProgram
 from sublet.integrations.torch.eager_memory import EagerMemory, StepCall, storage_tracker
 from sublet.integrations.torch.kernels.backend import AtenKernel, BoundTorchKernel, TorchBackend, meta_tensor
 from sublet.integrations.torch.ranks import CapturingRegion, GraphCapture, unread_contents
-from sublet.integrations.torch.reader.exported_program import CPU
+from sublet.integrations.torch.reader.exported_program import CPU, error_summary
 from sublet.integrations.torch.reader.traced_tensor import torch
 from sublet.integrations.torch.train.step import BACKENDS, model_of_step
 from sublet.ir.graph import Node
@@ -266,8 +267,21 @@ class PlannedCall:
             return result if call.loss is None else call.loss(result, *targets)
 
         forward.__code__ = forward.__code__.replace()  # Dynamo counts recompilations by code object
-        with call.mode, t.set_grad_enabled(call.loss is not None), call.autocast():
-            t.compile(forward, backend=compile_graph, dynamic=False)(call.arguments, call.targets)
+        breaks: Counter[str] = require("torch._dynamo.utils", extra="torch").counters["graph_break"]
+        before = Counter(breaks)
+        try:
+            with call.mode, t.set_grad_enabled(call.loss is not None), call.autocast():
+                t.compile(forward, backend=compile_graph, dynamic=False)(call.arguments, call.targets)
+        except SubletError:
+            raise
+        except Exception as error:  # user code raises errors of any type
+            raise ModelError(f"torch.compile cannot trace the step: {error_summary(error)}") from error
+        for reason in Counter(breaks) - before:
+            first = reason.strip().splitlines()[0].rstrip(".")
+            raise ModelError(
+                f"torch.compile breaks the graph: {first}. Tensors between the graphs lie in no plan, so the peak is "
+                "unknown"
+            )
 
 
 class PlannedStep(PlannedCall):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import warnings
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sublet.base.arrays import Array, array_of
 from sublet.base.errors import ModelError
@@ -17,6 +19,9 @@ from sublet.integrations.torch.reader.fx_conversion import convert_graph, placeh
 from sublet.integrations.torch.reader.traced_tensor import TracedTensor, torch
 from sublet.ir.graph import Value
 from sublet.ir.model import Model
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 # The device of a traced program. Sublet plans only programs on a single device.
 
@@ -166,6 +171,28 @@ def error_summary(error: Exception) -> str:
     """Return the type and the first line of a PyTorch error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:200] if lines else ''}"
+
+
+@contextmanager
+def preserve_attributes(*owners: object) -> Iterator[list[Module]]:
+    """Restore the attributes of modules afterwards, with the content of lists, dictionaries and sets among them.
+
+    Args:
+        owners: modules; all else is ignored.
+
+    Yields:
+        The modules and the modules inside.
+    """
+    modules = [each for owner in owners if isinstance(owner, torch().nn.Module) for each in owner.modules()]
+    own = [each.__dict__ for each in modules]
+    inner = [value for each in own for value in each.values() if type(value) in (dict, OrderedDict, list, set)]
+    before = [copy.copy(each) for each in (*own, *inner)]
+    try:
+        yield modules
+    finally:
+        for table, content in zip((*own, *inner), before, strict=True):
+            table.clear()
+            (table.extend if isinstance(table, list) else table.update)(content)
 
 
 @contextmanager
