@@ -420,7 +420,7 @@ def test_an_error_of_sublet_leaves_the_graph_to_inductor(monkeypatch: pytest.Mon
         ({"kernels": "triton"}, r"options=\{'kernels': 'triton'\}: there are 'sublet' and 'inductor'"),
         ({"kernels": "inductor", "samples": 2}, "Inductor's kernels take only 'budget' and 'losses'. Drop 'samples'"),
         ({"kernels": "inductor", "losses": 3}, "there are 'auto', 'rows', 'whole'"),
-        ({"kernels": "sublet", "losses": "rows"}, "for {'kernels': 'inductor'} only. Drop 'losses'"),
+        ({"kernels": "sublet", "losses": 3}, "there are 'auto', 'rows', 'whole'"),
         ({"kernels": "inductor", "budget": 1.5}, "expected a number of bytes"),
     ],
 )
@@ -522,7 +522,6 @@ def words_and_labels() -> tuple[Any, Any]:
 @pytest.fixture
 def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss_rows, "GROUP_BYTES", 1 << 16)
-    monkeypatch.setattr(loss_rows, "MIN_LOGITS_BYTES", 1 << 16)
 
 
 @pytest.mark.usefixtures("small_groups")

@@ -101,7 +101,14 @@ LOGITS_GRADIENT = f"{FUSED_PREFIX}nll_loss_log_softmax_backward"
 
 EMBEDDING_SUM = f"{FUSED_PREFIX}add_embedding_dense_backward"
 
-OVERWRITES = {LOGITS_GRADIENT: (1,), EMBEDDING_SUM: (0,)}
+#     loss, dx, dw, db = LINEAR_LOSS(x, weight, bias, labels, ignored, mean, groups)
+#
+# The cross entropy of a linear layer, with the gradients of the loss by x, weight and bias, in groups of rows: see
+# `compile/loss_rows.py`. Gradients that nothing reads are omitted.
+
+LINEAR_LOSS = f"{FUSED_PREFIX}linear_cross_entropy"
+
+OVERWRITES: dict[str, tuple[int, ...]] = {LOGITS_GRADIENT: (1,), EMBEDDING_SUM: (0,), LINEAR_LOSS: ()}
 """Positions of the arguments overwritable by the result: each row is read before it is written."""
 
 
@@ -324,6 +331,7 @@ __all__ = [
     "DEVICE",
     "EMBEDDING_SUM",
     "FUSED_PREFIX",
+    "LINEAR_LOSS",
     "LOGITS_GRADIENT",
     "PREFIX",
     "WAIT",

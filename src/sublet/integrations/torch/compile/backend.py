@@ -22,7 +22,7 @@ from sublet.integrations.torch.compile.device_pool import CUDA, CudaGraphs, Devi
 from sublet.integrations.torch.compile.inductor_kernels import compile_with_inductor
 from sublet.integrations.torch.compile.joint_graph import CapturedProgram, PassValue, capture_program, symbol_extents
 from sublet.integrations.torch.compile.joint_partition import partition_joint
-from sublet.integrations.torch.compile.loss_rows import LOSSES
+from sublet.integrations.torch.compile.loss_rows import LOSSES, merge_losses
 from sublet.integrations.torch.compile.micro_batched_inference import MicroBatches, split_in_micro_batches
 from sublet.integrations.torch.compile.shared_scratch import ArenaLease, CapturedGraphPool, recomputes
 from sublet.integrations.torch.operator_facts import version_remark
@@ -159,8 +159,9 @@ def backend(
                          tensors are saved and which are computed again, Inductor generates the kernels. Default:
                          "inductor" on CUDA if Triton is installed and no option but "budget" and "losses" is given,
                          else "sublet"
-            "losses"     for Inductor's kernels, a large cross entropy over a vocabulary: "rows": in groups of rows;
-                         "whole": at once; "auto" (default): in groups of rows, but whole in bf16 on a GPU
+            "losses"     a large cross entropy over a vocabulary: "rows": in groups of rows; "whole": at once; "auto"
+                         (default): in groups of rows, but whole in bf16 on a GPU. Sublet's kernels compute groups
+                         of f32 on the CPU alone
             "samples"    samples of an inference computed at a time: a number; "all"; or "auto" (default): on the CPU,
                          few enough samples to keep tensors small, if the graph computes sample by sample
             "graphs"     True captures CUDA graphs of the calls between two decisions of Python; only on CUDA
@@ -195,10 +196,8 @@ def backend(
                 f"'losses'. Drop {others[0]!r}, or drop 'kernels'"
             )
         return _count_calls(compile_with_inductor(module, example, budget, losses))
-    if losses != "auto":
-        raise SubletError(f"options={{'losses': {losses!r}}}: for {{'kernels': 'inductor'}} only. Drop 'losses'")
     pair = CompiledRegion(replace(DEFAULT_OPTIONS, **asked), budget, graphs, samples)
-    return compile_region(pair, module, example)
+    return compile_region(pair, module, example, losses)
 
 
 def _default_kernels(example: Sequence[object], options: Collection[str]) -> str:
@@ -219,12 +218,18 @@ def _budget_bytes(asked: object) -> int | None:
     return asked
 
 
-def compile_region(pair: CompiledRegion, module: GraphModule, example: Sequence[object]) -> Callable[..., object]:
-    """Return the callable for a graph of Dynamo, with `pair` to run the forward and backward graphs."""
+def compile_region(
+    pair: CompiledRegion, module: GraphModule, example: Sequence[object], losses: str = LOSSES[0]
+) -> Callable[..., object]:
+    """Return the callable for a graph of Dynamo, with `pair` to run the forward and backward graphs.
+
+    Large losses over a vocabulary are computed in groups of rows; `losses` is one of `LOSSES`.
+    """
     common = require("torch._dynamo.backends.common", extra="torch")
     config = require("torch._functorch.config", extra="torch")
     compiled: Callable[..., object]
     messages: list[str] = []
+    merge_losses(module, losses, planned=True)
     with config.patch(force_non_lazy_backward_lowering=True), silence_tracing(), keep_operators():
         compiled = common.aot_autograd(
             fw_compiler=pair.compile_forward,

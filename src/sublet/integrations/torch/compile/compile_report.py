@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from sublet.base.formatting import human
 from sublet.integrations.torch.compile.inductor_memory import PassMemory, StepMemory, step_memory
+from sublet.integrations.torch.dialect import LINEAR_LOSS
 from sublet.plan import MemoryPlan
 
 _records: list[Compiled] = []
@@ -48,6 +49,7 @@ class Compiled:
         words = f"{self.name}: {self.nodes} operators in {human(self.plan.arena_bytes)}"
         words += f", {self.parts} times for as many parts of the samples" if self.parts > 1 else ""
         words += f"; {len(self.copied)} of them give {human(through)} that are copied" if self.copied else ""
+        words += _grouped_losses(sum(node.op == LINEAR_LOSS for node in self.plan.nodes))
         return words + (f"; {self.remark}" if self.remark else "")
 
 
@@ -136,7 +138,12 @@ class CompiledByInductor(Compiled):
         if self.inductor_saved is not None:
             words += f", {human(self.saved_bytes)} saved for the backward instead of {human(self.inductor_saved)}"
         words += f"; {self.again} tensors are computed again" if self.again else ""
-        return words + (f"; {self.losses} losses are computed in groups of rows" if self.losses else "")
+        return words + _grouped_losses(self.losses)
+
+
+def _grouped_losses(count: int) -> str:
+    """Return words on losses computed in groups of rows; "" without such a loss."""
+    return f"; {count} losses are computed in groups of rows" if count else ""
 
 
 def add_record(compiled: Compiled) -> None:

@@ -314,6 +314,87 @@ def _add_rows(place: Tensor, scratch: Tensor, table: Tensor, dy: Tensor, indices
     place.index_add_(0, rows, sums)
 
 
+@dataclass(frozen=True)
+class LinearLoss:
+    """A kernel for the cross entropy of a linear layer and its gradients, in groups of rows.
+
+    The logits of a group turn into the gradient of the group in place.
+    """
+
+    node: Node
+
+    @property
+    def scratch(self) -> int:
+        """The bytes of the logits of a group, and of as many rows of x."""
+        _, args, _ = call_operands(
+            self.node, [meta_tensor(v) for v in self.node.inputs], map(meta_tensor, self.node.outputs)
+        )
+        (x, weight), groups = args[:2], args[-1]
+        return int(-(-len(x) // groups) * (len(weight) + x.shape[1]) * x.itemsize)
+
+    def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
+        """Return the bound call.
+
+        Raises RunError if PyTorch is too old: a plan may come from a file.
+        """
+        require_supported_version(torch().__version__, RunError, f"node {self.node.name}: ")
+        places, args, _ = call_operands(
+            self.node, [operand_tensor(each) for each in inputs], map(operand_tensor, outputs)
+        )
+        tensors = [*places, operand_tensor(scratch), *args]
+        return BoundTorchCall(partial(_linear_loss, *tensors), [p for p in places if p is not None], self.node)
+
+
+def _linear_loss(
+    loss: Tensor, dx: Tensor, dw: Tensor, db: Tensor, scratch: Tensor, x: Tensor, weight: Tensor, bias: Tensor,
+    labels: Tensor, ignored: int, mean: bool, groups: int,
+) -> None:  # fmt: skip
+    """Write the loss, and the gradients of the loss that are no None.
+
+    Raises IndexError for a label that is neither a class nor ignored, as PyTorch does.
+    """
+    t, count, classes = torch(), len(x), len(weight)
+    counted = labels != ignored
+    outside = counted & ((labels < 0) | (labels >= classes))
+    if outside.any():
+        raise IndexError(f"Target {labels[outside][0].item()} is out of bounds.")
+    columns, not_counted = t.where(counted, labels, 0)[:, None], ~counted[:, None]
+    divisor = counted.sum() if mean else 1
+    scale = t.where(counted, t.full_like(loss, 1) / divisor, 0)[:, None]  # of the gradient of each row
+    rows, begun = -(-count // groups), False
+    loss.zero_()
+    for begin in range(0, count, rows):
+        part = slice(begin, begin + rows)
+        given, column = x[part], columns[part]
+        logits = scratch_tensor(scratch, x.dtype, (len(given), classes))
+        scaled = scratch_tensor(scratch, x.dtype, given.shape, rows * classes * x.itemsize)
+        if bias is None:
+            t.mm(given, weight.t(), out=logits)
+        else:
+            t.addmm(bias, given, weight.t(), out=logits)
+        t.ops.aten._log_softmax.out(logits, 1, False, out=logits)
+        by_row = logits.gather(1, column).masked_fill_(not_counted[part], 0)
+        loss.sub_(by_row.sum())
+        logits.exp_().scatter_add_(1, column, t.full_like(by_row, -1))
+        if dw is not None:
+            t.mul(given, scale[part], out=scaled)
+            _add_product(dw, logits.t(), scaled, begun)
+        if db is not None:
+            _add_product(db[None], scale[part].t(), logits, begun)
+        if dx is not None:
+            t.mm(logits, weight, out=dx[part]).mul_(scale[part])
+        begun = True
+    loss.div_(divisor)
+
+
+def _add_product(place: Tensor, a: Tensor, b: Tensor, begun: bool) -> None:
+    """Add a product to `place`, or write the first product."""
+    if begun:
+        place.addmm_(a, b)
+    else:
+        torch().mm(a, b, out=place)
+
+
 # Kernels of collectives. A kernel starts a collective and waits for completion; a wait node only copies the result.
 
 IN_PLACE_FORMS = {"all_reduce", "broadcast"}

@@ -8,12 +8,13 @@ from importlib import import_module
 from typing import Any
 
 from sublet.base.tensor import DType
-from sublet.integrations.torch.dialect import COLLECTIVES, EMBEDDING_SUM, LOGITS_GRADIENT
+from sublet.integrations.torch.dialect import COLLECTIVES, EMBEDDING_SUM, LINEAR_LOSS, LOGITS_GRADIENT
 from sublet.integrations.torch.dialect import PREFIX as ATEN
 from sublet.integrations.torch.kernels.aten import (
     AtenKernel,
     CollectiveKernel,
     EmbeddingSum,
+    LinearLoss,
     LogitsGradient,
     meta_tensor,
     operand_tensor,
@@ -79,6 +80,8 @@ class TorchBackend:
             return LogitsGradient(node)
         if node.op == EMBEDDING_SUM:
             return EmbeddingSum(node)
+        if node.op == LINEAR_LOSS:
+            return LinearLoss(node)
         if not node.op.startswith(PREFIX):
             return None
         fast = KERNELS.get(node.op.removeprefix(PREFIX))

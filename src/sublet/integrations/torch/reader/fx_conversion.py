@@ -16,7 +16,7 @@ from sublet.integrations.torch.operator_facts import OperatorFacts, facts_by_nam
 from sublet.integrations.torch.reader.conversion import COUNTER_SPEC, ConversionLevel
 from sublet.integrations.torch.reader.kernel_probes import PROBED_OPERATORS, probe_results
 from sublet.integrations.torch.reader.lower_to_nn import lower_to_nn
-from sublet.integrations.torch.reader.operators import add_fused, add_operator, is_fused_with_reader
+from sublet.integrations.torch.reader.operators import ROWS_LOSS, add_fused, add_operator, is_fused_with_reader
 from sublet.integrations.torch.reader.traced_tensor import Extents, TracedTensor, fixed_number, layout_of, torch
 from sublet.integrations.torch.reader.tracing_rules import as_default_overload
 from sublet.ir.graph import CaseOf, Graph, Value, While
@@ -400,7 +400,7 @@ def _convert_call(level: ConversionLevel, node: Any, stands: Mapping[Any, Any], 
             if only is not None:
                 return [only, None]
         target, args = as_default_overload(target, args, kwargs)
-        like = _read_results(node) if level.conversion.device else eager
+        like = _read_results(node) if level.conversion.device or str(target) == ROWS_LOSS else eager
         results = add_operator(level, target, node.name, args, kwargs, like, source)
         return _fill_empty_results(level, node, results, source) if isinstance(results, list) else results
     if all(isinstance(each, NUMBERS) for each in _flat_elements(args)):

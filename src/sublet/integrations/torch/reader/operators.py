@@ -12,6 +12,7 @@ from sublet.integrations.torch.dialect import (
     COLLECTIVES,
     COPY_FIRST_ARGUMENT,
     EMBEDDING_SUM,
+    LINEAR_LOSS,
     LOGITS_GRADIENT,
     PREFIX,
     WAIT,
@@ -67,6 +68,9 @@ LOSS = "aten.nll_loss_backward.default"
 SOFTMAX = "aten._log_softmax_backward_data.default"
 EMBEDDING = "aten.embedding_dense_backward.default"
 ADD = "aten.add.Tensor"
+
+ROWS_LOSS = "sublet.linear_cross_entropy.default"
+"""The operator of `compile/loss_rows.py`."""
 
 
 def is_fused_with_reader(node: Any) -> bool:
@@ -206,6 +210,8 @@ def add_operator(
     """
     if str(target).startswith(COLLECTIVES):
         return add_collective(level, target, name, args, kwargs, like, source)
+    if str(target) == ROWS_LOSS:
+        return level.add_call(LINEAR_LOSS, name, args, kwargs, like, source)
     if str(target) in PRIMS:
         target, args, kwargs = _prim_as_aten(str(target), args)
     full = _aten_name(target, source)
