@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 import sublet  # noqa: E402
 from sublet.integrations.torch.compile import loss_rows  # noqa: E402
@@ -18,6 +19,7 @@ from sublet.integrations.torch.compile.arena_pool import ArenaPool  # noqa: E402
 from sublet.integrations.torch.compile.compile_report import report  # noqa: E402
 from sublet.integrations.torch.compile.joint_graph import capture_program  # noqa: E402
 from sublet.integrations.torch.dialect import LINEAR_LOSS  # noqa: E402
+from sublet.ops.op import lookup  # noqa: E402
 from tests.integrations.torch.judged import run_poisoned  # noqa: E402
 
 F = nn.functional
@@ -156,3 +158,20 @@ def test_an_estimate_has_the_arena_of_the_groups() -> None:
     assert merged_losses() == 1
     assert estimate.sublet is not None
     assert estimate.sublet.arena_bytes == report()[-1].plan.arena_bytes
+
+
+def test_the_cost_is_that_of_three_products() -> None:
+    x, labels = rows_and_labels()
+    operator, weight = loss_rows._operator(), torch.randn(CLASSES, INNER)
+
+    def function(x: Any, weight: Any, labels: Any) -> list[Any]:
+        return list(operator(x, weight, None, labels, 7, True, 4))
+
+    graph = capture_program(make_fx(function)(x, weight, labels), None, (), {}).model.graph
+    (node,) = [each for each in graph.nodes if each.op == LINEAR_LOSS]
+    operations = lookup(node.op).operations
+    assert operations is not None
+    assert operations(node) == 6 * ROWS * INNER * CLASSES
+    with FlopCounterMode(display=False) as counter:
+        function(x, weight, labels)
+    assert counter.get_total_flops() == 6 * ROWS * INNER * CLASSES

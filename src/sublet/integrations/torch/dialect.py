@@ -115,7 +115,10 @@ OVERWRITES: dict[str, tuple[int, ...]] = {LOGITS_GRADIENT: (1,), EMBEDDING_SUM: 
 @cache
 def fused_op(name: str) -> Op:
     """Return the record of a fused operator."""
-    return Op(name, inplace=overwrite_arguments(OVERWRITES.get(name, ())), pure=name in OVERWRITES)
+    operations = _linear_loss_operations if name == LINEAR_LOSS else None
+    return Op(
+        name, inplace=overwrite_arguments(OVERWRITES.get(name, ())), pure=name in OVERWRITES, operations=operations
+    )
 
 
 AS_STRIDED = "aten.as_strided"
@@ -203,6 +206,11 @@ def _matmul_operations(first: int, second: int, node: Node) -> float:
     """Return two operations for each element of the first factor and column of the second."""
     right = _argument_extents(node, second)
     return 2.0 * prod(_argument_extents(node, first)) * (right[-1] if len(right) > 1 else 1)
+
+
+def _linear_loss_operations(node: Node) -> float:
+    """Return the operations of the three products of a linear layer and its gradients."""
+    return 6.0 * prod(_argument_extents(node, 0)) * next(iter(_argument_extents(node, 1)), 1)
 
 
 def _attention_operations(backward: bool, node: Node) -> float:

@@ -24,6 +24,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 from functools import cache
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from sublet.base.optional_imports import require
@@ -136,9 +137,14 @@ def _operator() -> Any:
         by_x, by_weight, *rest = (each * loss for each in ctx.saved_tensors)
         return by_x, by_weight, rest[0] if rest else None, None, None, None, None
 
+    def operations(x: Sequence[int], weight: Sequence[int], *_: object, **__: object) -> int:
+        return 6 * prod(x) * weight[0]  # three products
+
     made.register_fake(shapes)
     made.register_autograd(scale, setup_context=keep)
-    return torch().ops.sublet.linear_cross_entropy.default
+    packet = torch().ops.sublet.linear_cross_entropy
+    require("torch.utils.flop_counter", extra="torch").register_flop_formula(packet)(operations)
+    return packet.default
 
 
 # In the graph of Dynamo.
@@ -182,9 +188,10 @@ def _merge_loss(graph: Graph, loss: Node, losses: str, planned: bool) -> bool:
         return False
     layer = chain[-1]
     value, parts = _value(layer), _arguments(layer, LINEAR)
-    if not (_is_planned_well if planned else _is_compiled_well)(_value(chain[0]), value, parts["weight"], losses):
+    logits, weight = _value(chain[0]), _value(parts["weight"])
+    if not (_saves_planned(logits, value, weight) if planned else _saves_compiled(logits, value, weight, losses)):
         return False
-    groups = _group_count(_value(chain[0]).shape, value.element_size(), PLANNED_GROUP_BYTES if planned else GROUP_BYTES)
+    groups = _group_count(logits.shape, value.element_size(), PLANNED_GROUP_BYTES if planned else GROUP_BYTES)
     with graph.inserting_before(loss):
         x = parts["input"]
         for index in (node.args[1] for node in chain if node.target is operator.getitem):
@@ -250,27 +257,26 @@ def _is_fitting(loss: Node, chain: Sequence[Node], labels: Node) -> bool:
     )
 
 
-def _is_compiled_well(logits: Tensor, layer: Tensor, weight: Node, losses: str) -> bool:
+def _saves_compiled(logits: Tensor, layer: Tensor, weight: Tensor, losses: str) -> bool:
     """True if kernels of Inductor need less memory with groups: for large logits of f32 or bf16.
 
     False for logits of bf16 on a GPU, unless `losses` is "rows", see `LOSSES`.
     """
     t = torch()
     dtypes = (t.float32, t.bfloat16) if losses == "rows" or layer.device.type == "cpu" else (t.float32,)
-    weight_bytes = 4 * _value(weight).numel()  # dw is summed in f32
+    weight_bytes = 4 * weight.numel()  # dw is summed in f32
     # small gradients vanish in float16
     return layer.dtype in dtypes and logits.numel() * layer.element_size() > max(GROUP_BYTES, weight_bytes)
 
 
-def _is_planned_well(logits: Tensor, layer: Tensor, weight: Node, losses: str) -> bool:
+def _saves_planned(logits: Tensor, layer: Tensor, weight: Tensor) -> bool:
     """True if kernels of Sublet need less memory with groups: for large logits of f32 on the CPU.
 
     With groups, dw lies in the arena from the forward pass on. Without groups dw is computed late, in freed memory.
     """
-    tensors = (logits, layer, _value(weight))
-    if layer.device.type != "cpu" or any(each.dtype is not torch().float32 for each in tensors):
+    if layer.device.type != "cpu" or {each.dtype for each in (logits, layer, weight)} != {torch().float32}:
         return False
-    return bool(logits.nbytes > PLANNED_GROUP_BYTES + _value(weight).nbytes)
+    return bool(logits.nbytes > PLANNED_GROUP_BYTES + weight.nbytes)
 
 
 def _takes_rows(index: object, axes: int) -> bool:
