@@ -113,10 +113,9 @@ class BudgetResult:
         if self.outcome is SearchOutcome.IMPOSSIBLE:
             return f"an arena of {self.budget:,} bytes is impossible: {self.bound_in_words}"
         if self.outcome is SearchOutcome.NOT_FOUND:
-            found = (
-                f"the smallest found needs {least}, with {self.extra_time:.1%} more time predicted ({self.cost_source})"
-            )
             ended = " before the search ended" if self.ended_early else ""
+            time = f"with {self.extra_time:.1%} more time predicted ({self.cost_source})"
+            found = f"the smallest found needs {least}, {time if self.program.is_changed else 'as without a budget'}"
             return f"no program within {self.budget:,} bytes was found{ended}; {found}; {self.bound_in_words}"
         if not self.program.is_changed:
             return f"the arena fits: {least}, nothing is recomputed"
