@@ -571,3 +571,8 @@ def test_code_outside_of_graphs_leaves_the_eager_peak_alone(module: Any, words: 
     assert found.sublet is None
     assert re.search(words, found.reason)
     assert found.eager.peak_bytes > 0
+    batch = sublet.torch.largest_batch(module, cross_entropy, None, inputs, (labels,), memory="1MiB")
+    assert batch.sublet is None
+    assert re.search(words, str(batch))
+    with pytest.raises(ModelError, match=words):
+        sublet.torch.frontier(module, cross_entropy, None, inputs, (labels,))

@@ -110,17 +110,19 @@ class LargestBatch:
     eager      for eager PyTorch
     sublet     for the plain plans; None if a graph has no plan
     budgeted   with values recomputed; None if not asked for
+    reason     the reason for no plan
     """
 
     memory: int
     eager: int
     sublet: int | None
     budgeted: int | None = None
+    reason: str = ""
 
     def __str__(self) -> str:
         counts = {"eager": self.eager, "Sublet": self.sublet, "with budget": self.budgeted}
         said = ", ".join(f"{name} {count}" for name, count in counts.items() if count is not None)
-        return f"largest batch in {human(self.memory)}: {said}"
+        return f"largest batch in {human(self.memory)}: {said}" + (f"; {self.reason}" if self.reason else "")
 
 
 def largest_batch(
@@ -181,8 +183,9 @@ def largest_batch(
         return _largest_count(report_bytes, limit, start)
 
     eager = largest("eager", eager_bytes, batch)
-    if estimate_for(batch, True).sublet is None:
-        return LargestBatch(limit, eager, None)
+    first = estimate_for(batch, True)
+    if first.sublet is None:
+        return LargestBatch(limit, eager, None, reason=first.reason)
     sublet = largest("Sublet", sublet_bytes, max(1, eager))
     budgeted = largest("with budget", budgeted_bytes, max(1, sublet)) if recompute else None
     return LargestBatch(limit, eager, sublet, budgeted)
