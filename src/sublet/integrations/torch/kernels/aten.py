@@ -66,9 +66,7 @@ class AtenKernel:
         op_facts, name = _facts_of(self.node), self.node.op.removeprefix(PREFIX)
         if self.node.op in (AS_STRIDED, *COPIES) or op_facts.inside:
             return 0
-        results, args, kwargs = call_operands(
-            self.node, [meta_tensor(v) for v in self.node.inputs], map(meta_tensor, self.node.outputs)
-        )
+        results, args, kwargs = _meta_operands(self.node)
         if op_facts.out and not is_faster_in_chunks(name, args):
             return 0
         if _out_variant_calls(self.node, results, args, kwargs) is not None:
@@ -82,10 +80,7 @@ class AtenKernel:
 
         Raises RunError if the installed PyTorch lacks the operator, or is too old: a plan may come from a file.
         """
-        require_supported_version(torch().__version__, RunError, f"node {self.node.name}: ")
-        results, args, kwargs = call_operands(
-            self.node, [operand_tensor(operand) for operand in inputs], map(operand_tensor, outputs)
-        )
+        results, args, kwargs = _planned_operands(self.node, inputs, outputs)
         return BoundTorchCall(self._bind_call(results, args, kwargs), results, self.node)
 
     def run_on(self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None]) -> None:
@@ -137,6 +132,22 @@ def call_operands(
     ]
     args = [_bind_argument(argument, given) for argument in call.args]
     return results, args, {name: _bind_argument(argument, given) for name, argument in call.kwargs}
+
+
+def _planned_operands(
+    node: Node, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None]
+) -> tuple[list[Tensor], list[Any], dict[str, Any]]:
+    """Return the results and arguments of the call of a node in planned memory, as `call_operands` does.
+
+    Raises RunError if PyTorch is too old: a plan may come from a file.
+    """
+    require_supported_version(torch().__version__, RunError, f"node {node.name}: ")
+    return call_operands(node, [operand_tensor(each) for each in inputs], map(operand_tensor, outputs))
+
+
+def _meta_operands(node: Node) -> tuple[list[Tensor], list[Any], dict[str, Any]]:
+    """Return the results and arguments of the call of a node on tensors without bytes, as `call_operands` does."""
+    return call_operands(node, [meta_tensor(each) for each in node.inputs], map(meta_tensor, node.outputs))
 
 
 def keywords_beside_out(function: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -252,10 +263,7 @@ class LogitsGradient:
 
         Raises RunError if PyTorch is too old: a plan may come from a file.
         """
-        require_supported_version(torch().__version__, RunError, f"node {self.node.name}: ")
-        (dx,), args, _ = call_operands(
-            self.node, [operand_tensor(each) for each in inputs], map(operand_tensor, outputs)
-        )
+        (dx,), args, _ = _planned_operands(self.node, inputs, outputs)
         return BoundTorchCall(sequence_calls(list(self._calls(dx, args, operand_tensor(scratch)))), [dx], self.node)
 
     def _calls(self, dx: Tensor, args: Sequence[Any], scratch: Tensor) -> Iterator[Call]:
@@ -294,10 +302,7 @@ class EmbeddingSum:
 
         Raises RunError if PyTorch is too old: a plan may come from a file.
         """
-        require_supported_version(torch().__version__, RunError, f"node {self.node.name}: ")
-        (place,), args, _ = call_operands(
-            self.node, [operand_tensor(each) for each in inputs], map(operand_tensor, outputs)
-        )
+        (place,), args, _ = _planned_operands(self.node, inputs, outputs)
         return BoundTorchCall(partial(_add_rows, place, operand_tensor(scratch), *args), [place], self.node)
 
 
@@ -326,9 +331,7 @@ class LinearLoss:
     @property
     def scratch(self) -> int:
         """The bytes of the logits of a group, and of as many rows of x."""
-        _, args, _ = call_operands(
-            self.node, [meta_tensor(v) for v in self.node.inputs], map(meta_tensor, self.node.outputs)
-        )
+        _, args, _ = _meta_operands(self.node)
         (x, weight), groups = args[:2], args[-1]
         return int(-(-len(x) // groups) * (len(weight) + x.shape[1]) * x.itemsize)
 
@@ -337,10 +340,7 @@ class LinearLoss:
 
         Raises RunError if PyTorch is too old: a plan may come from a file.
         """
-        require_supported_version(torch().__version__, RunError, f"node {self.node.name}: ")
-        places, args, _ = call_operands(
-            self.node, [operand_tensor(each) for each in inputs], map(operand_tensor, outputs)
-        )
+        places, args, _ = _planned_operands(self.node, inputs, outputs)
         tensors = [*places, operand_tensor(scratch), *args]
         return BoundTorchCall(partial(_linear_loss, *tensors), [p for p in places if p is not None], self.node)
 
