@@ -49,6 +49,9 @@ MIN_ONEDNN_WORK = 1 << 22
 MAX_COLUMN_RATIO = 2
 """Maximum ratio of window to stride, and so of the bytes of a column matrix to the bytes of the sample."""
 
+MAX_ADDED_TAPS, MIN_ADDED_WINDOWS = 3, 256
+"""Maximum taps of a window, and minimum windows of a sample, of the column matrices added up on two threads."""
+
 
 def _windows_of(node: Node, w: TensorSpec) -> Windows:
     return windows_from_attrs(node.attrs, w.shape[2:])
@@ -148,13 +151,25 @@ def _has_columns(node: Node, w: TensorSpec) -> bool:
     oneDNN is slow for strided images of one row. Measured with copies included, for samples of 25 KB to 2 MB:
     products with column matrices compute the gradient by the weights in 0.2 to 1.1 of oneDNN's time on 1 to 16 threads;
     the gradient by the input in 0.2 to 1.1 on one thread, and up to 1.8 on several. With fewer than `VECTOR_CHANNELS`
-    input channels the forward pass takes 0.2 to 0.9, and the gradient by the input 0.2 to 1.2.
+    input channels the forward pass takes 0.2 to 0.9, and the gradient by the input 0.2 to 1.2. See also
+    `_adds_columns_faster`.
     """
     over = _windows_of(node, w)
     if len(over.kernel) > 1 or is_channels_last(node.attrs) or node.attrs["groups"] != 1:
         return False
     is_plain = not any((*over.begins, *over.ends)) and over.dilations[0] == 1 and over.strides[0] > 1
     return is_plain and w.dtype in (DType.F32, DType.F64) and over.kernel[0] <= MAX_COLUMN_RATIO * over.strides[0]
+
+
+def _adds_columns_faster(w: Tensor, dy: Tensor) -> bool:
+    """True if column matrices take less time than oneDNN for a gradient by the input, see `_has_columns`.
+
+    Measured on two threads with 32 to 512 channels: 0.06 to 0.9 of oneDNN's time for few taps and many windows, once
+    1.25; else up to 5. oneDNN writes the gradient with channels last, and ATen copies the gradient.
+    """
+    threads = torch().get_num_threads()
+    is_short = w.shape[2] <= MAX_ADDED_TAPS and dy.shape[2] >= MIN_ADDED_WINDOWS
+    return bool(w.shape[1] < VECTOR_CHANNELS or threads == 1 or (threads == 2 and is_short))
 
 
 def _column_bytes(node: Node, w: TensorSpec, y: TensorSpec) -> int:
@@ -280,9 +295,7 @@ def _input_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Te
             dense = scratch_tensor(scratch, w.dtype, matrix.shape)
             calls, matrix = [partial(dense.copy_, matrix)], dense
         calls += _pointwise_product(node, dy, matrix, None, dx)
-    elif _has_columns(node, spec_of(operand(node, 1))) and (
-        w.shape[1] < VECTOR_CHANNELS or torch().get_num_threads() == 1
-    ):
+    elif _has_columns(node, spec_of(operand(node, 1))) and _adds_columns_faster(w, dy):
         calls += _column_input_gradient(_ColumnMatrix(node, w, dy, scratch), dy, dx)
     else:
         conv = _ConvolutionTensors(node, dx, w, dy, scratch)
