@@ -37,7 +37,7 @@ from sublet.planning.budget.search import BudgetSearch, ModelPreparation
 from sublet.planning.pipeline import plan_memory
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Backend
-from sublet.runtime.memory import aligned_bytes
+from sublet.runtime.memory import Raw, aligned_bytes
 from sublet.runtime.resumable import ResumableExecutable, SuspensionBackend
 
 if TYPE_CHECKING:
@@ -76,22 +76,15 @@ class BoundArena:
     def __post_init__(self) -> None:
         self.scratch_raw = self.scratch.raw if self.scratch is not None else None
 
-    @contextmanager
-    def preserve_other_calls(self) -> Iterator[None]:
-        """Copy the bytes which other calls saved in the scratch bytes of the arena, and restore the bytes afterwards.
+    def preserve_other_calls(self) -> AbstractContextManager[object]:
+        """Return a context manager that keeps the bytes saved by other calls in the scratch bytes of the arena.
 
         Only calls with backward passes in another order than the reverse order of the forward passes need copies.
         """
         if self.region is None or not isinstance(self.scratch, ArenaStack):
-            yield
-            return
-        raw = self.region.raw
-        copies = [(place, raw[place].copy()) for place in self.scratch.saved_above(self, self.region)]
-        try:
-            yield
-        finally:
-            for place, saved in copies:
-                raw[place] = saved
+            return nullcontext()
+        places = self.scratch.saved_above(self, self.region)
+        return _preserved(self.region.raw, places) if places else nullcontext()
 
     @property
     def exclusive_scratch(self) -> AbstractContextManager[object]:
@@ -125,6 +118,17 @@ class BoundArena:
     def results(self) -> dict[int, Tensor]:
         """The results of the latest run by position."""
         return self.caller_outputs.results
+
+
+@contextmanager
+def _preserved(raw: Raw, places: Sequence[slice]) -> Iterator[None]:
+    """Copy the bytes at `places`, and restore the bytes afterwards."""
+    copies = [(place, raw[place].copy()) for place in places]
+    try:
+        yield
+    finally:
+        for place, saved in copies:
+            raw[place] = saved
 
 
 def prepare_captured(captured: CapturedProgram) -> tuple[CallerOutputs, ModelWithKernels]:
@@ -246,7 +250,7 @@ class ArenaPool:
                 arena.scratch.reserved = True
             lease = ArenaLease(self, arena)
             if self._shares and not self._is_inference:
-                self.max_in_flight = max(self.max_in_flight, SCRATCH_REGISTRY.record_lease(lease, self))
+                self.max_in_flight = max(self.max_in_flight, SCRATCH_REGISTRY.record_lease(arena, self))
         return lease
 
     def _take_on_stack(self, stack: ArenaStack, args: Sequence[PassValue]) -> BoundArena:
@@ -295,6 +299,7 @@ class ArenaPool:
 
     def release(self, arena: BoundArena) -> None:
         """Return an arena to the free arenas."""
+        SCRATCH_REGISTRY.end_lease(arena)
         if isinstance(arena.scratch, ArenaStack):
             arena.scratch.release(arena)
         elif arena.scratch is not None:

@@ -132,14 +132,19 @@ class CapturedPass:
         return {i: r for i, r in results if r.tensor is not None and r.argument is None and not r.leaves_arena}
 
     @cached_property
-    def _results_outside(self) -> list[tuple[int, CallResult]]:
-        """The results outside the arena, each with the position."""
-        return [(position, result) for position, result in enumerate(self.results) if position not in self.saved]
+    def _results_outside(self) -> tuple[list[int], list[tuple[int, CallResult]]]:
+        """The positions of the results computed in the caller's memory, and all other results outside the arena."""
+        outside = [(position, result) for position, result in enumerate(self.results) if position not in self.saved]
+        computed = [position for position, result in outside if result.leaves_arena and result.shared_with is None]
+        return computed, [(position, result) for position, result in outside if position not in computed]
 
     def resolve_results(self, args: Sequence[PassValue], computed: Mapping[int, Tensor]) -> list[PassValue]:
         """Return the results by position, None for tensors in the arena; see `CallResult.resolve`."""
-        results = [None] * len(self.results)
-        for position, result in self._results_outside:
+        results: list[PassValue] = [None] * len(self.results)
+        positions, others = self._results_outside
+        for position in positions:
+            results[position] = computed[position]
+        for position, result in others:
             results[position] = result.resolve(position, args, computed)
         return results
 

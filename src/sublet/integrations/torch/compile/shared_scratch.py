@@ -108,8 +108,8 @@ class ArenaLease:
 
     def take_saved(self, captured: CapturedProgram) -> dict[int, Tensor]:
         """Return tensors over the saved tensors in the arena, by position, each with a reference to the lease."""
-        saved = captured.passes[0].saved.items()
-        tensors = {position: self._saved_tensor(result, self) for position, result in saved}
+        saved, saved_tensor = captured.passes[0].saved.items(), self._saved_tensor
+        tensors = {position: saved_tensor(result, self) for position, result in saved}
         self.saved_addresses = {each.data_ptr() for each in tensors.values() if each.numel()}
         return tensors
 
@@ -240,7 +240,7 @@ class ScratchRegistry:
         self._order: WeakKeyDictionary[ArenaSharingProgram, int] = WeakKeyDictionary()
         self._is_split: WeakKeyDictionary[ArenaSharingProgram, bool] = WeakKeyDictionary()
         self._decided: list[list[tuple[int, int]]] = []
-        self._in_flight: WeakKeyDictionary[ArenaLease, ArenaSharingProgram] = WeakKeyDictionary()
+        self._in_flight: dict[int, ArenaSharingProgram] = {}  # by id of the arena
         self._together = DisjointSets[int]()
         self._threads: WeakKeyDictionary[ArenaSharingProgram, set[int]] = WeakKeyDictionary()
         self._stack: weakref.ref[ArenaStack] | None = None
@@ -251,17 +251,22 @@ class ScratchRegistry:
             self._programs.add(program)
             self._order[program] = next(self._numbers)
 
-    def record_lease(self, lease: ArenaLease, program: ArenaSharingProgram) -> int:
-        """Count a call in flight of a training program, and return the number of its calls in flight.
+    def record_lease(self, arena: object, program: ArenaSharingProgram) -> int:
+        """Count a call in flight of a training program, and return the number of calls in flight of the program.
 
         The registry notes the programs in flight at the same time. Programs called by different threads count as such.
         """
         with self._lock:
             self._threads.setdefault(program, set()).add(get_ident())
-            self._in_flight[lease] = program
-            running = self._running_programs()
-            self._together.union(*map(self._order.__getitem__, running))
-            return running.count(program)
+            running = list(self._in_flight.values())
+            self._in_flight[id(arena)] = program
+            if running:  # earlier calls were united when the later of each two began
+                self._together.union(self._order[running[-1]], self._order[program])
+            return 1 + running.count(program)
+
+    def end_lease(self, arena: object) -> None:
+        """End the call in an arena. Takes no lock: the garbage collector may call the method at any time."""
+        self._in_flight.pop(id(arena), None)
 
     def stack_for(self, program: ArenaSharingProgram, alignment: int) -> tuple[ArenaStack | None, bool]:
         """Return the stack, None for a program with single arenas, and True for a program to split.
@@ -270,7 +275,7 @@ class ScratchRegistry:
         is known. A program on the stack stays there, and a split program stays split.
         """
         with self._lock:
-            if not self._running_programs():
+            if not self._in_flight:
                 self._decide()
             if program not in self._is_split:
                 return None, False
@@ -280,10 +285,6 @@ class ScratchRegistry:
                 stack = ArenaStack(self._stack_bytes(common), common)
                 self._stack = weakref.ref(stack)
             return stack, self._is_split[program]
-
-    def _running_programs(self) -> list[ArenaSharingProgram]:
-        """Return the program of each call in flight."""
-        return [program for lease, program in list(self._in_flight.items()) if lease.release.alive]
 
     def _training_programs(self) -> list[ArenaSharingProgram]:
         """Return the programs with a backward pass, in the order of the first calls."""
