@@ -307,7 +307,7 @@ class PlannedStep(PlannedCall):
         call = self._call
         assert call.loss is not None
         with call.autocast():
-            model = model_of_step(call.module, call.loss, call.optimizer, call.arguments, call.targets)
+            model = model_of_step(call.module, call.loss, call.optimizer, call.arguments, call.targets, budget)
         return [StepProgram(replace(model, weights=unread_contents(model)))]
 
 

@@ -16,6 +16,7 @@ from sublet.analysis.options import Options
 from sublet.api.compiling import compile
 from sublet.base.arrays import Array, torch_over
 from sublet.base.errors import ModelError
+from sublet.integrations.torch.compile.loss_rows import LOSSES
 from sublet.integrations.torch.reader.exported_program import TorchContent, require_cpu
 from sublet.integrations.torch.reader.traced_tensor import torch
 from sublet.integrations.torch.train.optimizers import Cohort, cohorts_of, rule_of
@@ -37,8 +38,10 @@ from sublet.integrations.torch.train.step_tracing import (
     trace_context,
     trace_step,
 )
+from sublet.integrations.torch.train.traced_losses import merge_traced_losses
 from sublet.ir.model import Model
 from sublet.plan import MemoryPlan
+from sublet.planning.budget.result import parse_budget
 from sublet.runtime.executable import Executable
 from sublet.training.step import finish_step
 
@@ -65,6 +68,7 @@ def train_step(
     accumulate: int = 1,
     scaler: GradScaler | None = None,
     budget: int | str | None = None,
+    losses: str = LOSSES[0],
 ) -> TrainStep:
     """Return a callable training step: forward, loss, backward and update as one program in one planned arena.
 
@@ -96,6 +100,8 @@ def train_step(
         budget: the maximum bytes of the arena, a number or a text such as "400MiB", including scratch memory of
             kernels. The planner rematerializes values to stay within the budget (docs/budget.md). Parameters, optimizer
             state and arguments lie outside of the arena.
+        losses: "auto" or "rows" computes a large cross entropy over a vocabulary in groups of rows; "whole" at once
+            (docs/torch.md).
 
     Returns:
         A `TrainStep`; calling the step trains once.
@@ -109,21 +115,29 @@ def train_step(
         raise ModelError(f"accumulate={accumulate}: expected a number of calls from 1 on")
     if norm is not None and clip_value is not None:
         raise ModelError("clip_norm and clip_value: give one of the two")
+    if losses not in LOSSES:
+        raise ModelError(f"losses={losses!r}: there are {', '.join(map(repr, LOSSES))}")
     scaled = scaler is not None and scaler.is_enabled()
     if scaled and any(group.get("fused") for group in optimizer.param_groups):
         raise ModelError("fused=True with a scaler: PyTorch's fused kernels make state at a step that they skip")
     gradients = GradientProcessing(norm, clip_value, scaled)
-    return TrainStep(module, loss, optimizer, options or Options(), gradients, accumulate, scaler, budget)
+    limit, merges = None if budget is None else parse_budget(budget), losses != "whole"
+    return TrainStep(module, loss, optimizer, options or Options(), gradients, accumulate, scaler, limit, merges)
 
 
 def model_of_step(
-    module: Module, loss: Loss, optimizer: Optimizer, arguments: tuple[Pytree, ...], targets: Sequence[Pytree]
+    module: Module,
+    loss: Loss,
+    optimizer: Optimizer,
+    arguments: tuple[Pytree, ...],
+    targets: Sequence[Pytree],
+    budget: int | None = None,
 ) -> Model:
     """Return the program of a step of `train_step` without planning the step. Nothing runs, so tensors may be fake.
 
     Raises ModelError as `train_step` and its first call do.
     """
-    return train_step(module, loss, optimizer).model_for(StepArguments(arguments, targets, {}))
+    return train_step(module, loss, optimizer, budget=budget).model_for(StepArguments(arguments, targets, {}))
 
 
 @dataclass
@@ -170,11 +184,12 @@ class TrainStep:
         gradients: GradientProcessing,
         accumulate: int,
         scaler: GradScaler | None,
-        budget: int | str | None,
+        budget: int | None,
+        merges_losses: bool,
     ) -> None:
         self._network_with_loss, self._loss = module_with_loss(module, loss), loss
         self._optimizer, self._rule = optimizer, rule_of(optimizer)
-        self._options, self._gradients, self._budget = options, gradients, budget
+        self._options, self._gradients, self._budget, self._merges_losses = options, gradients, budget, merges_losses
         self._accumulate, self._scaler, self._calls = accumulate, scaler, 0
         self._spare_gradients: dict[Tensor, Tensor] = {}
         self._steps: OrderedDict[Hashable, _BoundStep] = OrderedDict()
@@ -291,7 +306,10 @@ class TrainStep:
         return _BoundStep(run, step, results, {})
 
     def _trace(self, arguments: StepArguments, results: LossResults) -> tuple[GraphModule, GraphSignature]:
-        """Return forward and backward as one graph. Raises ModelError for a module changing its attributes."""
+        """Return forward and backward as one graph, with large losses in groups of rows.
+
+        Raises ModelError for a module changing its attributes.
+        """
         before = {path: attributes_of(each) for path, each in self._network_with_loss.named_modules()}
         held = {path: dict(vars(each)) for path, each in self._network_with_loss.named_modules()}
         scale = [torch().ones((), device="cpu")] if self._gradients.scaled else []
@@ -303,6 +321,8 @@ class TrainStep:
                 vars(each).clear()
                 vars(each).update(held[path])
             raise ModelError(f"{changed} changes in forward, and a module's Python runs only while a step is planned")
+        if self._merges_losses:
+            merge_traced_losses(traced[0], self._budget)
         return traced
 
     def _write(
