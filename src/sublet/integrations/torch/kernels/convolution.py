@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import cache, partial
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sublet.base.tensor import DType, TensorSpec
 from sublet.integrations.torch.kernels.kernel import Calls, Operands, Tensor, TorchKernel, scratch_tensor, torch
@@ -78,6 +78,19 @@ def _padded_bytes(node: Node, x: TensorSpec, w: TensorSpec) -> int:
     return TensorSpec(x.dtype, (samples, channels, *over.padded_extents(spatial, over.count_windows(spatial)))).nbytes
 
 
+class _RowSlice(NamedTuple):
+    """Rows of a convolution computed by one call.
+
+    taken    the rows of the output
+    read     the rows of the input
+    dropped  the rows computed before the first row taken
+    """
+
+    taken: slice
+    read: slice
+    dropped: int
+
+
 class _ConvolutionTensors:
     """The tensors of a convolution [N, C, *spatial] * [O, C / groups, *kernel] -> [N, O, *counts], for slicing.
 
@@ -104,20 +117,31 @@ class _ConvolutionTensors:
             parts *= 2
         return _slices(self.w.shape[axis], -(-self.w.shape[axis] // parts))
 
-    def output_channel_slices(self) -> list[slice]:
-        """Return slices of the output channels, to bound copies of weights and of samples of the output.
+    def output_slices(self) -> list[tuple[slice, _RowSlice]]:
+        """Return slices of the output channels with rows of the output, to bound copies of weights and of the output.
 
-        oneDNN reads the input once per slice: only inputs of at most a quarter of the weights, or of half the output,
-        such as images, are worth smaller slices.
+        oneDNN reads the input once per slice of channels: only inputs of at most a quarter of the weights are worth
+        smaller slices. Outputs at least twice as large as the input, as of images, are computed in rows.
         """
+        whole = _RowSlice(slice(None), slice(None), 0)
         slices = self.channel_slices(0, MAX_WEIGHT_BYTES // (2 if 4 * self.x.nbytes <= self.w.nbytes else 1))
-        samples, channels = self.y.shape[:2]
-        nbytes = self.y.nbytes // samples
-        if len(slices) > 1 or self.groups > 1 or 2 * (self.x.nbytes // samples) > nbytes:
-            return slices
-        parts = nbytes // (MIN_SAMPLE_BYTES // 2 * torch().get_num_threads())
-        step = -(-channels // max(1, parts))
-        return _slices(channels, -(-step // VECTOR_CHANNELS) * VECTOR_CHANNELS)
+        nbytes = self.y.nbytes // len(self.y)
+        parts = nbytes // (MIN_SAMPLE_BYTES // 4 * max(2, torch().get_num_threads()))
+        if len(slices) > 1 or self.groups > 1 or self.y.ndim < 4 or 2 * self.x.nbytes > self.y.nbytes or parts < 2:
+            return [(channels, whole) for channels in slices]
+        return [(slice(None), rows) for rows in self._row_slices(parts)]
+
+    def _row_slices(self, parts: int) -> list[_RowSlice]:
+        """Return slices of the rows of the output. Rows of a slice that depend on inner padding are dropped."""
+        stride, pad, reach = self.strides[0], self.pads[0], self.dilations[0] * (self.w.shape[2] - 1) + 1
+        rows, border, height = self.y.shape[2], -(-pad // stride), self.x.shape[2]
+        slices: list[_RowSlice] = []
+        for taken in _slices(rows, -(-rows // parts)):
+            first = max(0, min(taken.start - border, (height - 1) // stride))
+            begin, end = first * stride, (taken.stop - 1) * stride - pad + reach
+            read = slice(begin, min(height, max(begin + 1, end)))  # rows of padding alone still read a row
+            slices.append(_RowSlice(taken, read, taken.start - first))
+        return slices
 
     def sample_slices(self, weight_slices: int) -> list[slice]:
         """Return slices of the batch."""
@@ -217,14 +241,22 @@ def _slices(count: int, step: int) -> list[slice]:
 
 
 def _sample_slices(x: Tensor, weights: int, y: Tensor) -> list[slice]:
-    """Return slices of the batch, large enough to make the preparation of `weights` bytes per slice negligible."""
-    each = (x.nbytes + y.nbytes) // len(x)
-    least = max(4 * weights, MIN_SAMPLE_BYTES * torch().get_num_threads())
-    return _slices(len(x), -(-least // each))
+    """Return slices of the batch, large enough to make the preparation of `weights` bytes per slice negligible.
+
+    A slice has at most half of a large batch, even if the slice keeps not all threads busy.
+    """
+    each, prepared = (x.nbytes + y.nbytes) // len(x), 4 * weights
+    step = -(-max(prepared, MIN_SAMPLE_BYTES * torch().get_num_threads()) // each)
+    half = -(-len(x) // 2)
+    return _slices(len(x), min(step, half) if half * each >= max(prepared, MIN_SAMPLE_BYTES // 2) else step)
 
 
 def _copy_to(place: Tensor, function: Callable[[], Any]) -> None:
     place.copy_(function())
+
+
+def _copy_rows(place: Tensor, function: Callable[[], Any], begin: int) -> None:
+    place.copy_(function()[:, :, begin : begin + place.shape[2]])
 
 
 def _copy_item(place: Tensor, function: Callable[[], Any], item: int) -> None:
@@ -252,12 +284,13 @@ def _conv(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> C
         else [conv.x.zero_, partial(conv.unpadded_x.copy_, _channels_first(node, inputs[0]))]
     )
     zeros = [0] * len(conv.strides)
-    channels = conv.output_channel_slices()
+    slices = conv.output_slices()
+    strided = (conv.strides, conv.pads, conv.dilations, False, zeros, conv.groups)
     for n in conv.sample_slices(len(conv.channel_slices(0))):
-        for o in channels:
-            given = (conv.x[n], w[o], None if b is None else b[o])
-            strided = (conv.strides, conv.pads, conv.dilations, False, zeros, conv.groups)
-            calls.append(partial(_copy_to, conv.y[n, o], partial(torch().convolution, *given, *strided)))
+        for o, rows in slices:
+            given = (conv.x[n][:, :, rows.read], w[o], None if b is None else b[o])
+            place = conv.y[n, o][:, :, rows.taken]
+            calls.append(partial(_copy_rows, place, partial(torch().convolution, *given, *strided), rows.dropped))
     return calls
 
 
