@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 
 import torch
 
+from sublet.integrations.torch.kernels import convolution as kernels
 from sublet.integrations.torch.kernels.backend import TorchBackend
 from sublet.ops.nn import COMMANDS
 from tests.nn.against import agrees, refused
@@ -124,6 +125,35 @@ def test_slices_are_the_whole(inputs: tuple[str, ...], attrs: dict[str, Any], la
 def test_column_matrices(inputs: tuple[str, ...], attrs: dict[str, Any], threads: int, two_threads: None) -> None:
     torch.set_num_threads(threads)
     _compare_with_derivatives(inputs, attrs, "nchw")
+
+
+ROWS: list[tuple[tuple[str, ...], dict[str, Any]]] = [
+    (("f32[2,3,40,30]", "f32[24,3,7,7]", "f32[24]"), {"strides": (2, 2), "pads": (3, 3, 3, 3)}),
+    (("f32[2,1,33,20]", "f32[16,1,3,2]", "f32[16]"), {"strides": (3, 1), "pads": (2, 0, 2, 0)}),
+    (("f32[2,2,31,17]", "f32[16,2,5,3]", "f32[16]"), {"dilations": (2, 1), "pads": (4, 1, 4, 1)}),
+    (("f32[2,3,24,12]", "f32[16,3,4,4]", "f32[16]"), {"pads": (1, 1, 2, 2)}),  # another padding at the end
+    (
+        ("f32[2,2,20,22]", "f32[16,2,1,1]", "f32[16]"),
+        {"strides": (2, 1), "pads": (3, 0, 3, 0)},
+    ),  # rows of padding
+    (("f32[2,1,9,8,7]", "f32[8,1,3,3,3]", "f32[8]"), {"strides": (1, 1, 1), "pads": (1, 1, 1, 1, 1, 1)}),
+]
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize(("inputs", "attrs"), ROWS)
+def test_rows_are_the_whole(
+    inputs: tuple[str, ...], attrs: dict[str, Any], layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large results are computed in rows: so are small results if slices are small enough."""
+    counts: list[int] = []
+    row_slices = kernels._ConvolutionTensors._row_slices
+    monkeypatch.setattr(kernels, "MIN_SAMPLE_BYTES", 1 << 12)
+    monkeypatch.setattr(
+        kernels._ConvolutionTensors, "_row_slices", lambda self, parts: counts.append(parts) or row_slices(self, parts)
+    )
+    _compare_with_derivatives(inputs, attrs, layout)
+    assert counts[0] >= 2
 
 
 def _compare_with_derivatives(inputs: tuple[str, ...], attrs: dict[str, Any], layout: str) -> None:

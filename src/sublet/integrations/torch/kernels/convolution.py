@@ -28,6 +28,9 @@ from sublet.runtime.kernel import Call
 MIN_SAMPLE_BYTES = 1 << 20
 """Minimum bytes of a slice of the batch per thread, to keep all threads busy."""
 
+MIN_HALF_BYTES = 3 << 18
+"""Minimum bytes of half a batch as a slice."""
+
 MAX_WEIGHT_BYTES = 4 << 20
 """Maximum bytes of a slice of the weights, where the weights can be sliced."""
 
@@ -248,7 +251,7 @@ def _sample_slices(x: Tensor, weights: int, y: Tensor) -> list[slice]:
     each, prepared = (x.nbytes + y.nbytes) // len(x), 4 * weights
     step = -(-max(prepared, MIN_SAMPLE_BYTES * torch().get_num_threads()) // each)
     half = -(-len(x) // 2)
-    return _slices(len(x), min(step, half) if half * each >= max(prepared, MIN_SAMPLE_BYTES // 2) else step)
+    return _slices(len(x), min(step, half) if half * each >= max(prepared, MIN_HALF_BYTES) else step)
 
 
 def _copy_to(place: Tensor, function: Callable[[], Any]) -> None:
