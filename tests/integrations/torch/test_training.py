@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
+import sys
+import warnings
 from typing import Any
 
 import pytest
@@ -559,3 +561,35 @@ def test_a_refused_first_step_of_an_accumulation_leaves_no_gradients() -> None:
     with pytest.raises(SubletError):
         step(torch.randn(8, 64), torch.randn(8, 64))
     assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def bucketed(positions: torch.Tensor, size: int) -> torch.Tensor:
+    """Return positions in buckets, logarithmic beyond the half, as DeBERTa does."""
+    middle = size // 2
+    distance = torch.where(positions < middle, torch.tensor(middle - 1).type_as(positions), positions.abs())
+    buckets = torch.ceil(torch.log(distance / middle) / torch.log(torch.tensor(31 / middle)) * (middle - 1)) + middle
+    return torch.where(distance <= middle, positions, buckets.type_as(positions))
+
+
+class Bucketed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.offsets, self.last = nn.Embedding(32, 8), nn.Linear(8, 5)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(torch.tanh(x + self.offsets(bucketed(torch.arange(x.shape[1]), 16))).mean(1))
+
+
+def test_functions_of_torchscript_are_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    with warnings.catch_warnings(action="ignore"):  # TorchScript is deprecated
+        monkeypatch.setattr(sys.modules[__name__], "bucketed", torch.jit.script(bucketed))
+    torch.manual_seed(0)
+    module = Bucketed()
+    other = copy.deepcopy(module)
+    optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in (module, other)]
+    step = sublet.torch.train_step(other, F.cross_entropy, optimizers[1])
+    for _ in range(3):
+        x, labels = torch.randn(4, 24, 8), torch.randint(0, 5, (4,))
+        torch.testing.assert_close(step(x, labels), eager_step(module, optimizers[0], x, labels))
+    torch.testing.assert_close(list(other.parameters()), list(module.parameters()))
+    assert isinstance(bucketed, torch.jit.ScriptFunction)

@@ -191,7 +191,10 @@ def trace_step(judged: Module, tensors: Sequence[Tensor]) -> tuple[GraphModule, 
         # operator keeps a workspace, and cannot be called again from its arguments.
         without_onednn = torch().backends.mkldnn.flags(enabled=False)
         drawn = torch().random.fork_rng(devices=[])
-        with silence_tracing(), keep_operators(), checkpoints_run_once() as notes, drawn, without_onednn:
+        changed = (silence_tracing(), keep_operators(), drawn, without_onednn, script_functions_in_python())
+        with ExitStack() as stack, checkpoints_run_once() as notes:
+            for each in changed:
+                stack.enter_context(each)
             try:
                 traced = _export_joint(judged, tensors)
             except fake_tensor.DataDependentOutputException:
@@ -259,6 +262,20 @@ def _without_gradients(judged: Module, names: Sequence[str]) -> Iterator[None]:
     finally:
         for owner, last, name in places:
             owner._parameters[last] = parameters[name]
+
+
+@contextmanager
+def script_functions_in_python() -> Iterator[None]:
+    """Run the Python function behind each function of TorchScript: the interpreter of TorchScript cannot be traced."""
+    kind = torch().jit.ScriptFunction
+    interpret = kind.__call__
+
+    def call(self: Any, *args: Pytree, **keywords: Pytree) -> Pytree:
+        function = getattr(self, "_torchdynamo_inline", None)  # none for a function from a file
+        return interpret(self, *args, **keywords) if function is None else function(*args, **keywords)
+
+    with patch.object(kind, "__call__", call):
+        yield
 
 
 @dataclass
