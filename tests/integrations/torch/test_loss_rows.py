@@ -192,6 +192,10 @@ WHOLE_LOSSES: dict[str, Callable[[Any, Any], Any]] = {
     "smooth": lambda logits, labels: F.cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=0.1),
     "returned": lambda logits, labels: (F.cross_entropy(logits.flatten(0, 1), labels.flatten()), logits),
     "read": lambda logits, labels: F.cross_entropy(logits.flatten(0, 1), labels.flatten()) + logits.mean(),
+    "measured": lambda logits, labels: (
+        F.cross_entropy(logits.flatten(0, 1), labels.flatten()),
+        (logits.argmax(-1) == labels).sum(),
+    ),
     "columns": lambda logits, labels: F.cross_entropy(logits.transpose(1, 2), labels),
     "weighted": lambda logits, labels: F.cross_entropy(
         logits.flatten(0, 1), labels.flatten(), torch.linspace(0, 1, CLASSES, dtype=logits.dtype)

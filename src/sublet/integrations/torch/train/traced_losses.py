@@ -57,14 +57,16 @@ def _merge_traced_loss(graph: Graph, loss: Node, group_bytes: int) -> bool:
     dloss, dlogits = ends
     before, after = _views_before(softmax.args[0]), _views_after(dlogits)
     product, gradient = before[-1], after[-1]
-    if str(product.target) not in ("aten.mm.default", "aten.addmm.default") or product.kwargs:
+    is_product = str(product.target) in ("aten.mm.default", "aten.addmm.default") and not product.kwargs
+    if not is_product or len(_readers(product)) > 1:
         return False
     bias, x, factor = (None, *product.args)[-3:]
     weight, is_transposed = _past_transpositions(factor)
     logits, result = softmax.args[0].meta["val"], product.meta["val"]
     readers, cut = _layer_gradients(gradient, x, weight), _common_cut(before, after, result.shape[1])
     is_same = gradient.meta["val"].shape == result.shape and logits.shape[1] == result.shape[1]
-    if readers is None or cut is None or not (is_transposed and is_same):
+    is_row = bias is None or bias.meta["val"].shape == result.shape[1:]
+    if readers is None or cut is None or not (is_transposed and is_same and is_row):
         return False
     if not saves_planned(logits, result, weight.meta["val"], group_bytes):
         return False
