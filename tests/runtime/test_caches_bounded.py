@@ -47,7 +47,7 @@ BY_NAME = {
         "collective_op",
         "fused_op",
     ),
-    "integrations/torch/compile/loss_rows.py": ("_operator",),
+    "integrations/torch/compile/loss_rows.py": ("loss_operator",),
     "integrations/torch/kernels/convolution.py": ("_has_fast_mkl",),
     "integrations/torch/operator_facts.py": ("_facts_file", "_packaged_version", "_warn_unknown", "facts_of_version"),
     "integrations/torch/operator_call.py": ("_enumerations", "operators"),
