@@ -130,7 +130,7 @@ class _ConvolutionTensors:
         slices = self.channel_slices(0, MAX_WEIGHT_BYTES // (2 if 4 * self.x.nbytes <= self.w.nbytes else 1))
         nbytes = self.y.nbytes // len(self.y)
         parts = nbytes // (MIN_SAMPLE_BYTES // 4 * max(2, torch().get_num_threads()))
-        if len(slices) > 1 or self.groups > 1 or self.y.ndim < 4 or 2 * self.x.nbytes > self.y.nbytes or parts < 2:
+        if len(slices) > 1 or self.groups > 1 or 2 * self.x.nbytes > self.y.nbytes or parts < 2:
             return [(channels, whole) for channels in slices]
         return [(slice(None), rows) for rows in self._row_slices(parts)]
 
