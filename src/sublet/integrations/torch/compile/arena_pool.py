@@ -84,7 +84,7 @@ class BoundArena:
         if self.region is None or not isinstance(self.scratch, ArenaStack):
             return nullcontext()
         places = self.scratch.saved_above(self, self.region)
-        return _preserved(self.region.raw, places) if places else nullcontext()
+        return _preserve_bytes(self.region.raw, places) if places else nullcontext()
 
     @property
     def exclusive_scratch(self) -> AbstractContextManager[object]:
@@ -121,7 +121,7 @@ class BoundArena:
 
 
 @contextmanager
-def _preserved(raw: Raw, places: Sequence[slice]) -> Iterator[None]:
+def _preserve_bytes(raw: Raw, places: Sequence[slice]) -> Iterator[None]:
     """Copy the bytes at `places`, and restore the bytes afterwards."""
     copies = [(place, raw[place].copy()) for place in places]
     try:
@@ -163,7 +163,7 @@ def plan_within(
         return prepare(changed)
 
     preparation = ModelPreparation(captured.model, prepare_changed)
-    saved = {each.tensor.value.name for each in captured.passes[0].saved.values() if each.tensor is not None}
+    saved = {each.tensor.value.name for each in captured.passes[0].saved_results.values() if each.tensor is not None}
     needed = frozenset(saved & {placement.value for placement in plain.placements})  # PyTorch takes them whole
     search = BudgetSearch(prepared, options, preparation=preparation, known_plan=plain, needed=needed)
     answer = search.best_within(budget)

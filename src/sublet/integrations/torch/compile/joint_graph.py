@@ -126,25 +126,22 @@ class CapturedPass:
     results: list[CallResult] = field(default_factory=list)
 
     @cached_property
-    def saved(self) -> dict[int, CallResult]:
+    def saved_results(self) -> dict[int, CallResult]:
         """The results in the arena after the pass, by position."""
         results = enumerate(self.results)
         return {i: r for i, r in results if r.tensor is not None and r.argument is None and not r.leaves_arena}
 
     @cached_property
-    def _results_outside(self) -> tuple[list[int], list[tuple[int, CallResult]]]:
-        """The positions of the results computed in the caller's memory, and all other results outside the arena."""
-        outside = [(position, result) for position, result in enumerate(self.results) if position not in self.saved]
-        computed = [position for position, result in outside if result.leaves_arena and result.shared_with is None]
-        return computed, [(position, result) for position, result in outside if position not in computed]
+    def _results_outside(self) -> list[tuple[int, CallResult]]:
+        """The results outside the arena, each with the position."""
+        return [
+            (position, result) for position, result in enumerate(self.results) if position not in self.saved_results
+        ]
 
     def resolve_results(self, args: Sequence[PassValue], computed: Mapping[int, Tensor]) -> list[PassValue]:
         """Return the results by position, None for tensors in the arena; see `CallResult.resolve`."""
-        results: list[PassValue] = [None] * len(self.results)
-        positions, others = self._results_outside
-        for position in positions:
-            results[position] = computed[position]
-        for position, result in others:
+        results = [None] * len(self.results)
+        for position, result in self._results_outside:
             results[position] = result.resolve(position, args, computed)
         return results
 

@@ -108,7 +108,7 @@ class ArenaLease:
 
     def take_saved(self, captured: CapturedProgram) -> dict[int, Tensor]:
         """Return tensors over the saved tensors in the arena, by position, each with a reference to the lease."""
-        saved = captured.passes[0].saved.items()
+        saved = captured.passes[0].saved_results.items()
         tensors = {position: self._saved_tensor(result, self) for position, result in saved}
         self.saved_addresses = {each.data_ptr() for each in tensors.values() if each.numel()}
         return tensors

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from sublet.integrations.torch.compile.joint_partition import ALIAS_OPERATORS
 from sublet.integrations.torch.compile.loss_rows import group_count, loss_operator, planned_group_bytes, saves_planned
 from sublet.integrations.torch.reader.traced_tensor import torch
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 Node = Any
 """A node of FX; the arguments have no static type."""
 
-ALIASES = ("aten.detach.default", "aten.alias.default")
 SAME_ORDER = ("aten.view.default", "aten._unsafe_view.default", "aten.clone.default")
 CUT, CUT_BACK = "aten.slice.Tensor", "aten.slice_backward.default"
 CHECK = "aten._assert_tensor_metadata.default"
@@ -88,7 +88,7 @@ def _merge_traced_loss(graph: Graph, loss: Node, group_bytes: int) -> bool:
 def _readers(node: Node) -> list[Node]:
     """Return the readers of a node, also through aliases; checks of types are no readers."""
     users = [each for each in node.users if str(each.target) != CHECK]
-    return [reader for each in users for reader in (_readers(each) if str(each.target) in ALIASES else [each])]
+    return [reader for each in users for reader in (_readers(each) if str(each.target) in ALIAS_OPERATORS else [each])]
 
 
 def _gradient_ends(softmax: Node, loss: Node) -> tuple[Node, Node] | None:
