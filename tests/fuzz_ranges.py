@@ -2,10 +2,10 @@
 
     python -m tests.fuzz_ranges --programs 2000 --first 10000
 
-Each seed makes a program without and a program with loops and branches. Every other seed ranges from 0. Every fourth
-seed also makes a decoder with caches, and runs a session in memory full of NaN, and makes a loop with growing values.
-Prints the programs and points that differ, the share of programs not planned, and of caches that grow in place; exits 1
-if any differ.
+Each seed makes a program without and a program with loops and branches. Every other seed ranges from 0, and makes a
+program with extents that depend on data besides. Every fourth seed also makes a decoder with caches, and runs a session
+in memory full of NaN, and makes a loop with growing values. Prints the programs and points that differ, the share of
+programs not planned, and of caches that grow in place; exits 1 if any differ.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from benchmarks.models.builder import Builder
 from sublet.analysis.options import Options
 from sublet.api.ranges import compile_ranges
 from tests.runtime.test_growing_caches import ByHand
+from tests.runtime.test_measured import wrong_runs
 from tests.runtime.test_ranged import FROM_ZERO, differing_points, session_of
 from tests.support.onnx.growing_programs import MOST_TRIPS, growing_program
 from tests.support.onnx.growing_programs import RANGES as GROWING
@@ -115,7 +116,7 @@ def main() -> None:
     parser.add_argument("--programs", type=int, default=200)
     parser.add_argument("--first", type=int, default=10_000)
     args = parser.parse_args()
-    wrong = in_place = caches = 0
+    wrong = in_place = caches = too_large = 0
     refused = {False: 0, True: 0}
     for seed in range(args.first, args.first + args.programs):
         ranges = FROM_ZERO if seed % 2 else RANGES
@@ -129,13 +130,17 @@ def main() -> None:
             calls, growing, several = differing_calls(seed)
             in_place, caches = in_place + growing, caches + several
         shapes = differing_shapes(seed) if seed % 4 == 0 else []
-        if different or calls or shapes:
+        runs, beyond = wrong_runs(seed) if seed % 2 else ([], 0)
+        too_large += beyond
+        if different or calls or shapes or runs:
             wrong += 1
             print(f"seed {seed}: {different}, calls {calls} of the decoder, extents {shapes} of the loop", flush=True)
+            print(f"    extents that depend on data: {runs}", flush=True)
     print(
         f"{args.programs} programs, and {args.programs} with loops and branches, {POINTS} points each: {wrong} differ"
     )
     print(f"not planned: {refused[False]} programs, and {refused[True]} with loops and branches")
+    print(f"{args.programs // 2} with extents that depend on data; {too_large} runs refused beyond the range")
     print(f"{in_place} of {caches} caches of decoders grow in place")
     sys.exit(bool(wrong))
 

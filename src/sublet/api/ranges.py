@@ -19,14 +19,14 @@ from sublet.base.boxes import RANGE, Box, Range
 from sublet.base.errors import PlanError, PlanViolation, RunError, SubletError
 from sublet.base.extents import Extent, upper_bound
 from sublet.base.formatting import known_names, printable
-from sublet.base.tensor import Unplannable
+from sublet.base.tensor import DEPENDS_ON_DATA, Unplannable
 from sublet.checker import CheckResult, judge
 from sublet.checker.box import check_box
 from sublet.integrations.registry import installed_integrations, resolve
 from sublet.ir.dataflow import conflict_in, iteration_of
 from sublet.ir.graph import CaseOf, Graph, Value, While
 from sublet.ir.model import REFUSED_POINTS, Model
-from sublet.ops import lookup
+from sublet.ops import lookup, measured_dimensions
 from sublet.ops.op import shares_of
 from sublet.passes.trip_counts import Trips
 from sublet.plan import ARENA, MemoryPlan
@@ -37,7 +37,7 @@ from sublet.runtime.backends import AUTO
 from sublet.runtime.kernel import Array, Backend
 from sublet.runtime.loop import stacked_outputs
 from sublet.runtime.ranged import RangedExecutable
-from sublet.runtime.ranged_inputs import require_state
+from sublet.runtime.ranged_inputs import dimensions_of, require_state
 from sublet.runtime.ranged_places import is_base_point
 from sublet.runtime.tiers import TieredExecutable
 
@@ -110,6 +110,9 @@ def plan_tiers(
     """
     planned: list[PlannedTier] = []
     requested = [each for each in model.ranges if each.name in model.dims]
+    measured = sorted((measured_dimensions(model.graph) - dimensions_of(model.graph.inputs)) & (tiers or {}).keys())
+    if measured:
+        raise RunError(f"tiers of {printable(measured[0])}: each run measures the extent, after its tier is chosen")
     iterations = model.ranges[len(requested) :]
     for parts in parse_tiers(tiers or {}, requested):
         ranges = (*parts, *iterations)
@@ -185,7 +188,7 @@ def read_over_ranges(request: CompileRequest, in_place: Collection[str] | None =
     unknown = _unknown_value_in(model.graph)
     if unknown is not None and isinstance(unknown.spec, Unplannable):
         is_result = any(unknown in node.defs for node in model.graph.walk() if isinstance(node, CaseOf))
-        fix = f". {TAKE_ONE_ARM}, or pass narrower ranges" if is_result else ""
+        fix = f". {TAKE_ONE_ARM}, or pass narrower ranges" if is_result else _range_for(unknown)
         raise PlanError(f"ranges of dimensions: the size of %{unknown.name} is unknown: {unknown.spec.reason}{fix}")
     state = resolve_state(request.state, model.inputs_by_name, model.outputs_by_name, may_grow=True)
     rows = stacked_outputs(model.graph) if model.max_trips else {}
@@ -210,13 +213,24 @@ def _iteration_ranges(graph: Graph) -> list[Range]:
 def _unknown_value_in(graph: Graph) -> Value | None:
     """Return a value of unknown size that a run may compute; None without one.
 
-    An arm of a branch with a shape conflict fails in every run that takes the arm, so its values need no size.
+    An arm of a branch with a shape conflict fails in every run that takes the arm, so its values need no size. A value
+    with declared extents is measured outside the plan.
     """
     for value in (*graph.inputs, *(value for node in graph.nodes for value in node.defs)):
-        if not value.plannable:
+        if isinstance(value.spec, Unplannable) and not value.spec.has_bound:
             return value
     bodies = [sub for node in graph.nodes for sub in node.subgraphs if isinstance(node, While) or not conflict_in(sub)]
     return next((found for body in bodies if (found := _unknown_value_in(body)) is not None), None)
+
+
+def _range_for(value: Value) -> str:
+    """Return the advice to declare ranges for the extents of a value of known rank; "" for other values."""
+    spec = value.spec
+    if not isinstance(spec, Unplannable) or not spec.reason.startswith(DEPENDS_ON_DATA):
+        return ""
+    name, open_axes = printable(value.name), [i for i, extent in enumerate(spec.dims or ()) if extent is None]
+    texts = [f"--dim {name}:{axis}=0..N" for axis in open_axes]
+    return f". Declare the largest extent, N: {' '.join(texts)}" if texts else ""
 
 
 def with_updates_in_place(model: Model, state: Mapping[str, str]) -> Model:

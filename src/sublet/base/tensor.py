@@ -135,6 +135,9 @@ MOST_EXTENT = 10**18
 SHAPE_CONFLICT = "shape inference failed"
 """The prefix of the reason for a shape conflict: every run that reaches the node fails."""
 
+DEPENDS_ON_DATA = "the shape depends on data"
+"""The prefix of the reason for extents known only in a run."""
+
 
 @dataclass(frozen=True, slots=True)
 class Unplannable:
@@ -164,6 +167,11 @@ class Unplannable:
     def is_conflict(self) -> bool:
         """True if every run that computes the value fails."""
         return self.reason.startswith(SHAPE_CONFLICT)
+
+    @property
+    def has_bound(self) -> bool:
+        """True for a tensor with a declared bound for each extent that depends on data."""
+        return self.dtype is not None and self.dims is not None and None not in self.dims
 
     @property
     def type(self) -> str:

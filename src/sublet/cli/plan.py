@@ -18,7 +18,7 @@ from sublet.api.binding import CompileRequest
 from sublet.api.ranges import PlannedRanges, has_ranges
 from sublet.api.state_names import AUTO_STATE
 from sublet.base.errors import PlanError
-from sublet.base.formatting import human, printable
+from sublet.base.formatting import count_with_noun, human, printable
 from sublet.cli import options as shared
 from sublet.cli.budget_options import (
     OutputPaths,
@@ -62,7 +62,7 @@ from sublet.ir.recipe import AS_IS
 from sublet.plan import MemoryPlan
 from sublet.plan.file import load, save
 from sublet.plan.statistics import Growth, growth
-from sublet.plan.verdict import Advice, Advised, Verdict
+from sublet.plan.verdict import Advice, Advised, Verdict, max_total_bytes
 from sublet.planning.advice import MAX_SECONDS, OrderAdvice, advise_order
 from sublet.planning.pipeline import plan_memory
 from sublet.viz.page import points_of, write_html
@@ -341,8 +341,9 @@ def _plan_over_ranges(
         save(ranged.worst, options.out)
     grown = None if baseline is None else growth(ranged.worst, baseline)
     points = f"every point of {', '.join(map(str, ranged.ranges))} that the network can run"
-    outside = len(ranged.worst.not_counted)
-    gap = f" Not counted: {outside} tensors outside the plan." if outside else ""
+    outside, most = len(ranged.worst.not_counted), max_total_bytes(ranged.worst)
+    bound = "" if most is None else f", at most {human(most - ranged.worst.arena_bytes)}"
+    gap = f" Not counted: {count_with_noun(outside, 'tensor')} outside the plan{bound}." if outside else ""
     words = f"Proven for {points}; figures are of the largest sizes.{gap}"
     report = PlanReport(planned.model, ranged.worst, OrderAdvice(None, words), picture, decision, grown, "")
     if options.in_json:

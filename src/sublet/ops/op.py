@@ -185,6 +185,9 @@ class Op:
 SUSPEND = "cut.here"
 """The op of a suspension point: a node without computation, for stopping a run and inspecting the operands."""
 
+MEASURE = "extent.measure"
+"""The op that measures, in each run, an extent that depends on data: see `ops.measured`."""
+
 _dialects: dict[str, Callable[[str], Op]] = {}
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from sublet.base.boxes import Box, Range
 from sublet.base.extents import Extent, extent_at
-from sublet.base.tensor import TensorSpec
+from sublet.base.tensor import TensorSpec, Unplannable
 from sublet.ir.dataflow import rename_values
 from sublet.ir.graph import Graph, Value
 from sublet.plan.file import fingerprint
-from sublet.plan.records import MemoryPlan, Placement
+from sublet.plan.records import MemoryPlan, Placement, UnplannedValue
 
 Numbers = Callable[[Extent | int], Any]
 """A function from an extent to another, such as its number at a point."""
@@ -60,6 +60,8 @@ def graph_at(graph: Graph, number_of: Numbers) -> Graph:
         spec, literal = value.spec, value.literal
         if isinstance(spec, TensorSpec) and any(isinstance(extent, Extent) for extent in spec.shape):
             spec = TensorSpec(spec.dtype, tuple(map(number_of, spec.shape)))
+        if isinstance(spec, Unplannable) and any(isinstance(extent, Extent) for extent in spec.dims or ()):
+            spec = replace(spec, dims=tuple(None if each is None else number_of(each) for each in spec.dims or ()))
         if literal is not None and any(isinstance(each, Extent) for each in literal):
             literal = tuple(number_of(each) if isinstance(each, Extent) else each for each in literal)
         if spec is not value.spec or literal is not value.literal:
@@ -75,8 +77,14 @@ def _plan_at(plan: MemoryPlan, graph: Graph, number_of: Numbers) -> MemoryPlan:
         region = replace(place.region, offset=number_of(place.region.offset), nbytes=number_of(place.region.nbytes))
         return replace(place, spec=specs[place.value], region=region)
 
+    def outside_at(each: UnplannedValue) -> UnplannedValue:
+        spec = outside[each.value]
+        return UnplannedValue.from_spec(each.value, spec, each.bound) if isinstance(spec, Unplannable) else each
+
+    outside = {value.name: value.spec for value in graph.unplannable_values}
     return replace(
         plan,
         placements=tuple(map(placement_at, plan.placements)),
+        outside=tuple(map(outside_at, plan.outside)),
         storages=tuple(replace(each, nbytes=number_of(each.nbytes)) for each in plan.storages),
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from sublet.base.errors import KernelError, SubletError
 from sublet.ir.graph import Node
-from sublet.ops.op import SUSPEND
+from sublet.ops.op import MEASURE, SUSPEND
 from sublet.plan import Context, Region, Stride
 from sublet.runtime.kernel import (
     Array,
@@ -137,7 +137,7 @@ def merge_calls(calls: Sequence[Call]) -> list[Call]:
     merged: list[Call] = []
     waiting: list[Call] = []
     for call in (each for one in calls for each in _calls_of_rows(one)):
-        if (isinstance(call, ErrorContext) and call.nodes[0].op != SUSPEND) or (
+        if (isinstance(call, ErrorContext) and call.nodes[0].op not in (MEASURE, SUSPEND)) or (
             isinstance(call, LazyBinding) and call.depends_only_on_iterations
         ):
             waiting.append(call)

@@ -8,8 +8,10 @@ command with its backend]. A backend without a kernel for a node returns None, a
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from ctypes import c_uint8
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from math import prod
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -200,6 +202,14 @@ class Backend(Protocol):
 
         `constants` are the weights read by the node, already in memory: a kernel may preprocess weights.
         """
+
+
+def array_at(address: int, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
+    """Return the array of a shape over the bytes at an address, which must outlive the array."""
+    nbytes = prod(shape) * dtype.itemsize
+    if not nbytes:
+        return np.empty(shape, dtype)
+    return np.ndarray(shape, dtype, cast(Any, (c_uint8 * nbytes).from_address(address)))
 
 
 def no_op() -> None:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from sublet.base.errors import KernelError, RunError, SubletError
 from sublet.base.formatting import abbreviated_list
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
-from sublet.ops.op import lookup, row_form
+from sublet.ops.op import MEASURE, lookup, row_form
 from sublet.runtime.kernel import AliasAware, Array, Backend, Call, Kernel, RowCalls, Strided
 from sublet.runtime.memory import RowPlaces, ValuePlaces
 from sublet.runtime.moves import bind_copies, byte_copies
@@ -27,7 +27,7 @@ class ChosenKernel:
 
 
 Kernels = Mapping[str, ChosenKernel | None]
-"""The kernel by node name; None for a node that only copies bytes and runs from the facts of its op."""
+"""The kernel by node name; None for a measurement, or a node that only copies bytes and runs from facts of its op."""
 
 SHOWN = 10
 
@@ -49,6 +49,9 @@ def choose_kernels(
     missing: list[Node] = []
     for node in graph.walk():
         if isinstance(node, While | CaseOf):
+            continue
+        if node.op == MEASURE:
+            chosen[node.name] = None
             continue
         if byte_copies(node) is not None and not any(value.name in assumed for value in node.defs):
             chosen[node.name] = None

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from sublet.base.errors import PlanError, SubletError
+from sublet.base.errors import PlanError, RunError, SubletError
 from sublet.ir.dataflow import slices_and_rows
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
-from sublet.ops.op import SUSPEND
+from sublet.ops.op import MEASURE, SUSPEND
 from sublet.plan import Context, Region, RolledLoop, Stride
 from sublet.plan.schedule import Schedule, graph_with_swapped_updates
 from sublet.runtime.call_merging import ErrorContext, LazyBinding, merge_calls, with_error_context
@@ -53,6 +53,11 @@ SpanOf = Callable[[Call], PointRange]
 def pass_through(point: int, action: Call) -> Call:
     """Return every action unchanged."""
     return action
+
+
+def refuse_measurement() -> None:
+    """Raise RunError: a program for single shapes measures no extent, see `ranged_control`."""
+    raise RunError("an extent that depends on data has no single value: run with `compile_ranges`")
 
 
 class BoundProgram:
@@ -187,6 +192,8 @@ class _ProgramBuilder:
             return self.bind_branch(node, bodies)
         if node.op == SUSPEND:
             return self.bind_point("run", node, ErrorContext((node,), no_op))
+        if node.op == MEASURE:
+            return self.bind_point("run", node, ErrorContext((node,), refuse_measurement))
         values = (*node.uses, *node.defs)
         in_rows = not self._memory.in_rows.isdisjoint(value.name for value in values)
         root = node if self._depth == 1 and not in_rows else None  # a node in rows may have several calls

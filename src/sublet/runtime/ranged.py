@@ -23,6 +23,7 @@ from sublet.base.ranges import merge
 from sublet.base.tensor import NUMPY, TensorSpec
 from sublet.ir.dataflow import iteration_of
 from sublet.ir.graph import Node, Value
+from sublet.ops import measured_dimensions
 from sublet.plan import MemoryPlan
 from sublet.plan.ranges import RangedPlan
 from sublet.runtime.call_merging import ErrorContext
@@ -35,6 +36,7 @@ from sublet.runtime.ranged_control import StepBuilder
 from sublet.runtime.ranged_inputs import (
     ShapeMatcher,
     Window,
+    dimensions_of,
     literal_at,
     require_state,
     require_whole_bytes,
@@ -119,7 +121,8 @@ class RangedExecutable:
     new arrays.
 
     plan    the plan of the upper bounds of all sizes: the arena serves every point
-    ranges  the ranges of the dimensions, by name
+    ranges  the ranges of the dimensions of inputs, by name
+    measured  the ranges of extents that depend on data, by name: each run measures them
     memory  the storages: arena and weights
     form    the function that makes the outputs of calls from arrays, see `outputs_as`
     outputs_outside  the outputs in memory of the caller, without outputs that are an input
@@ -143,7 +146,12 @@ class RangedExecutable:
         graph = ranged.graph
         iterations = {node.name: each for node in graph.walk() if (each := iteration_of(node)) is not None}
         self._iterations = {each.name: each for each in iterations.values()}
-        self.ranges = {each.name: each for each in ranged.ranges if each.name not in self._iterations}
+        inputs = dict(zip(base.inputs, graph.inputs, strict=True))
+        of_inputs = dimensions_of(graph.inputs)
+        ranges = {each.name: each for each in ranged.ranges if each.name not in self._iterations}
+        measured = measured_dimensions(graph) - of_inputs
+        self.ranges = {name: each for name, each in ranges.items() if name not in measured}
+        self.measured = {name: each for name, each in ranges.items() if name in measured}
         self.memory = base.planned_memory
         self.form: Callable[[Any], Any] = as_numpy
         self.why_not_in_place: Mapping[str, str] = {}
@@ -152,7 +160,6 @@ class RangedExecutable:
         self._spares: dict[int, list[Block]] = {}  # by number of bytes
         self._points: OrderedDict[tuple[int, ...], RangedProgram] = OrderedDict()
         self._numbers_of_shapes: OrderedDict[tuple[Any, ...], tuple[int, ...]] = OrderedDict()
-        inputs = dict(zip(base.inputs, graph.inputs, strict=True))
         self._outputs = dict(zip(base.outputs, graph.outputs, strict=True))
         rows = stacked_outputs(graph)
         self._stacked = {name: rows[value] for name, value in self._outputs.items() if value in rows}
@@ -172,7 +179,8 @@ class RangedExecutable:
         self._values = {value.name: value for value in graph.values() if value.plannable}
         self._copies = {node.name: found for node in graph.walk() if (found := self._copies_apart(node)) is not None}
         self._places = Places(self.memory, {each.name for each in self.plan.storages if each.kind in CALLER_KINDS})
-        builder = StepBuilder(lambda value: self._numbers_of_place(self._values[value.name]), iterations)
+        place_of, cells = lambda value: self._numbers_of_place(self._values[value.name]), self.memory.cells
+        builder = StepBuilder(place_of, ranges, iterations, cells, of_inputs)
         self._steps, self._calls = builder.steps_of(base.bound_program().calls), builder.calls
         self._binders = [self._binder_of(call) for call in self._calls]
         self._input_places = {n: self._array_place(value, self.windows.get(n)) for n, value in inputs.items()}
@@ -184,7 +192,7 @@ class RangedExecutable:
         self.outputs_outside = frozenset(n for n, each in self._output_places.items() if each.storage not in of_inputs)
 
     def __repr__(self) -> str:
-        shown = ", ".join(map(str, self.ranges.values())) or "one shape"
+        shown = ", ".join(map(str, (*self.ranges.values(), *self.measured.values()))) or "one shape"
         return f"<{type(self).__name__} {printable(self.plan.graph)}: arena {self.arena_bytes:,} bytes for {shown}>"
 
     def _repr_html_(self) -> str:
@@ -257,6 +265,8 @@ class RangedExecutable:
         locks = self.memory.locks
         with self.exclusive(), locks.shared_lock(), locks.running(self.plan.graph):
             program = self._program_at(numbers)
+            if self.measured:
+                program.move_to(self._point_of(numbers))
             contents = {name: self._content_of(name, content, program) for name, content in given.items()}
             if self._filled:
                 point = self._point_of(numbers)
@@ -358,9 +368,11 @@ class RangedExecutable:
     def bytes_at(self, **extents: int) -> int:
         """Return the bytes of the arena touched by a run at a point; extents by name of dimension.
 
-        For a value that grows in a loop, the bytes of all iterations count.
+        For a value that grows in a loop, the bytes of all iterations count. Extents measured in a run may be left out:
+        the bytes are then those of the largest extents.
         """
-        first = self._point_of(self._numbers_at(extents))
+        known = {name: each.number_of(extents[name]) for name, each in self.measured.items() if name in extents}
+        first = {**self._point_of(self._numbers_at(extents)), **known}
         ends = first, {**first, **{each.name: each.high for each in self._iterations.values()}}
         arenas = {storage.name for storage in self.plan.arenas}
         regions = [region for region in self._regions.values() if region.storage in arenas]
@@ -373,8 +385,9 @@ class RangedExecutable:
     def _numbers_at(self, extents: Mapping[str, int]) -> tuple[int, ...]:
         """Return the numbers of the dimensions for extents by name. Raises RunError for missing or wrong extents.
 
-        Dimensions without a range may be named too, with their extent in the plan.
+        Dimensions without a range may be named too, with their extent in the plan, and measured extents with any.
         """
+        extents = {name: extent for name, extent in extents.items() if name not in self.measured}
         fixed = {name: extent for name, extent in self.plan.dims if name not in self.ranges}
         for name in fixed.keys() & extents.keys():
             if extents[name] != fixed[name]:
@@ -409,8 +422,9 @@ class RangedExecutable:
         return numbers
 
     def _point_of(self, numbers: tuple[int, ...]) -> dict[str, int]:
-        """Return the numbers of the dimensions by name; loops are at their first iteration."""
-        return {**dict(zip(self.ranges, numbers, strict=True)), **dict.fromkeys(self._iterations, 0)}
+        """Return the numbers of the dimensions by name: the first iteration of loops, the most of measured extents."""
+        most = {name: each.high // each.step for name, each in self.measured.items()}
+        return {**dict(zip(self.ranges, numbers, strict=True)), **dict.fromkeys(self._iterations, 0), **most}
 
     def _content_of(self, name: str, given: Any, program: RangedProgram) -> Any:
         """Return the content for an input at its shape. Raises RunError for another type."""

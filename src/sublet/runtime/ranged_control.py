@@ -8,21 +8,25 @@ has one place in all iterations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from ctypes import c_uint8, memmove, string_at
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from ctypes import memmove, string_at
 from dataclasses import dataclass
 from math import prod
 from typing import Any, cast
 
 import numpy as np
 
+from sublet.base.boxes import Range
 from sublet.base.errors import RunError
 from sublet.base.extents import Dimension
+from sublet.base.formatting import printable
 from sublet.base.tensor import NUMPY, TensorSpec
 from sublet.ir.dataflow import conflict_in, slices_and_rows
-from sublet.ir.graph import CaseOf, Value, While
+from sublet.ir.graph import CaseOf, Node, Value, While
+from sublet.ops import measured_axes
+from sublet.ops.op import MEASURE
 from sublet.runtime.call_merging import ErrorContext
-from sublet.runtime.kernel import Array, Call, PlaceNumbers, Ranged, no_op
+from sublet.runtime.kernel import Array, Call, PlaceNumbers, Ranged, UnplannedCell, array_at, no_op, store
 from sublet.runtime.loop import BoundBranch, BoundLoop, require_iteration, taken_arm
 from sublet.runtime.moves import ByteCopies, axis_first
 from sublet.runtime.ranged_places import RangedProgram, Step
@@ -43,11 +47,7 @@ class _Operand:
 
     def at(self, program: RangedProgram) -> Array:
         """Return the array at the current point."""
-        shape, address = program.shapes[self.place[0]], program.addresses[self.place[1]]
-        nbytes = prod(shape) * self.dtype.itemsize
-        if not nbytes:
-            return np.empty(shape, self.dtype)
-        return np.ndarray(shape, self.dtype, cast(Any, (c_uint8 * nbytes).from_address(address)))
+        return array_at(program.addresses[self.place[1]], program.shapes[self.place[0]], self.dtype)
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class _LoopStep:
                 break
             require_iteration(self.node, number, limit)
             if self.iteration:
-                program.move_to_iteration(self.iteration.name, number)
+                program.move_dimension(self.iteration.name, number)
             for part, lanes in fetched:
                 part[...] = lanes[number]
             for step in self.after:
@@ -154,15 +154,64 @@ class _BranchStep:
             step(program)
 
 
+@dataclass(frozen=True)
+class _Measurement:
+    """A measurement of extents that depend on data: the program moves to the point with these extents.
+
+    source      the planned input, or the cell of an input outside the plan
+    dimensions  the axis of each extent, None for the element of the input, and the range
+    inputs      the names of the dimensions of inputs, known before the run
+    """
+
+    node: Node
+    source: _Operand | UnplannedCell
+    target: _Operand
+    dimensions: Sequence[tuple[int | None, Range]]
+    inputs: Collection[str]
+
+    def __call__(self, program: RangedProgram) -> None:
+        """Measure, move the program, and copy the input. Raises RunError for an extent outside its range."""
+        cell = self.source if isinstance(self.source, UnplannedCell) else None
+        content = cell.content if cell else cast(_Operand, self.source).at(program)
+        for axis, found in self.dimensions:
+            what = printable(self.node.uses[0].name) + ("" if axis is None else f", axis {axis}")
+            number = found.number_of(content.item() if axis is None else content.shape[axis], what)
+            first = program.measured.setdefault(found.name, "an input" if found.name in self.inputs else what)
+            if first == what:
+                program.move_dimension(found.name, number)
+            elif program.number_of(found.name) != number:
+                known = found.extent_of(program.number_of(found.name))
+                raise RunError(f"{what}: is {found.extent_of(number)}, but {first}, is {known}; both are {found.name}")
+        target = self.target.at(program)
+        if cell:
+            store(content, target, self.node.outputs[0])
+            cell.content = None
+        elif target.ctypes.data != content.ctypes.data:
+            target[...] = content
+
+
 class StepBuilder:
     """Builds the steps of a program over ranges from the calls of the base program.
 
+    ranges      the ranges of all dimensions, by name
     iterations  the dimension of the iterations of each loop with extents that grow, by the name of the loop
+    cells       the values outside the plan, by name
+    inputs      the names of the dimensions of inputs
     calls       the plain calls of all steps, in the order of their numbers
     """
 
-    def __init__(self, place_of: PlaceOf, iterations: Mapping[str, Dimension]) -> None:
+    def __init__(
+        self,
+        place_of: PlaceOf,
+        ranges: Mapping[str, Range],
+        iterations: Mapping[str, Dimension],
+        cells: Mapping[str, UnplannedCell],
+        inputs: Collection[str],
+    ) -> None:
+        self._ranges = ranges
         self._iterations = iterations
+        self._cells = cells
+        self._inputs = inputs
         self.calls: list[ErrorContext] = []
         self._place_of = place_of
 
@@ -174,6 +223,8 @@ class StepBuilder:
                 steps.append(self._loop(call))
             elif isinstance(call, BoundBranch):
                 steps.append(self._branch(call))
+            elif isinstance(call, ErrorContext) and call.nodes[0].op == MEASURE:
+                steps.append(self._measurement(call.nodes[0]))
             else:
                 self.calls.append(_require_ranged(call))
                 steps.append(_step_of_call(len(self.calls) - 1))
@@ -210,6 +261,13 @@ class StepBuilder:
                 arms.append([*self.steps_of(calls), self._moves(arm.outputs, node.outputs)])
         bypass = [self._moves(node.fallbacks, node.outputs)] if node.fallbacks else None
         return _BranchStep(node, self._operand(node.index), arms, bypass)
+
+    def _measurement(self, node: Node) -> Step:
+        """Return the step of a measurement."""
+        (source,), (target,) = node.uses, node.defs
+        found = [(axis, self._ranges[name]) for axis, name in measured_axes(node)]
+        operand = self._operand(source) if source.plannable else self._cells[source.name]
+        return _Measurement(node, operand, self._operand(target), found, self._inputs)
 
     def _operand(self, value: Value) -> _Operand:
         return _Operand(self._place_of(value), _dtype_of(value))

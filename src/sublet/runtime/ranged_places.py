@@ -198,6 +198,7 @@ class RangedProgram:
     """The calls of a program at a point.
 
     trip_counts        the iterations of each loop in its latest run
+    measured           the nodes that measured a dimension in the current run, by name of the dimension
     shapes, addresses  all shapes and addresses; an element stays the same object as long as its number stays
     calls              all calls, bound at the first `bind`
     """
@@ -222,6 +223,7 @@ class RangedProgram:
         self._point: dict[str, int] = {}
         self._begins: Mapping[str, int] = {}
         self.trip_counts: dict[str, int] = {}
+        self.measured: dict[str, str] = {}
         self.shapes = table.shapes.copy()
         self.addresses = table.addresses.copy()
         self.calls: list[ErrorContext] = []
@@ -254,14 +256,19 @@ class RangedProgram:
             self.calls = [ErrorContext(call.nodes, each) for call, each in zip(self._base, bound, strict=True)]
         self._is_bound = True
 
-    def move_to_iteration(self, loop: str, number: int) -> None:
-        """Bind the calls to an iteration; `loop` is the name of the dimension of its iterations."""
-        if self._point[loop] != number:
-            self.move_to({**self._point, loop: number})
+    def number_of(self, dimension: str) -> int:
+        """Return the number of a dimension at the current point."""
+        return self._point[dimension]
+
+    def move_dimension(self, name: str, number: int) -> None:
+        """Bind the calls to another number of a dimension: an iteration of a loop, or a measured extent."""
+        if self._point[name] != number:
+            self.move_to({**self._point, name: number})
             self.bind(self._begins)
 
     def run(self) -> None:
         """Run all steps."""
+        self.measured.clear()
         for step in self._steps:
             step(self)
 

@@ -47,6 +47,7 @@ class TieredExecutable(RangedExecutable):
         The sessions of the executable exchange the memory of such outputs.
         """
         if tier.outputs_outside == self.outputs_outside:
+            ranges = [each for each in ranges if each.name in self.ranges]
             ends, most = {each.name: each.high for each in ranges}, [each.high // each.step for each in ranges]
             varying = [i for i, each in enumerate(ranges) if each.name in tier.ranges]
             self._smaller.append(_Tier(ends, most, varying, tier))
@@ -100,7 +101,8 @@ class TieredExecutable(RangedExecutable):
         tier = self._tier_of(self._numbers_at(extents))
         if tier is None:
             return super().bytes_at(**extents)
-        return tier.executable.bytes_at(**{name: extents[name] for name in tier.executable.ranges})
+        known = {*tier.executable.ranges, *tier.executable.measured}
+        return tier.executable.bytes_at(**{name: extent for name, extent in extents.items() if name in known})
 
     def forget_points(self) -> None:
         """Drop the programs bound to the latest shapes, in all tiers."""

@@ -210,7 +210,7 @@ def _describe_uncounted(verdict: Verdict, plan: MemoryPlan) -> str:
         outside = f"{_count_uncounted(plan)} outside at most {more} more"
         return f"{arena}, and {outside}. Declare smaller bounds, or raise the budget."
     names = first_names(plan.not_counted)
-    how = "Declare shapes with --assume NAME=SHAPE, or the largest extents with --max-dim."
+    how = "Declare shapes with --assume NAME=SHAPE, ranges with --dim NAME:AXIS=0..N, or the most with --max-dim."
     return f"{arena}, and {_count_uncounted(plan)} outside not counted: {names}. {how}"
 
 

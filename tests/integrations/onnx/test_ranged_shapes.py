@@ -96,12 +96,43 @@ COMPUTED = {
 }
 
 
+BY_TORCHSCRIPT = {
+    "pads in pairs, turned and transposed": """
+        s = Shape <end = 1> (x)  z = Constant <value_ints = [0, 0]> ()  o = Constant <value_ints = [0]> ()
+        half = Concat <axis = 0> (s, o)  all = Concat <axis = 0> (half, z)
+        pairs = Constant <value_ints = [-1, 2]> ()  table = Reshape (all, pairs)
+        b = Constant <value_ints = [-1]> ()  e = Constant <value_ints = [-9999]> ()
+        turned = Slice (table, b, e, o, b)  columns = Transpose <perm = [1, 0]> (turned)  pads = Reshape (columns, b)
+        y = Pad (x, pads)""",
+    "a range of floats": """
+        s = Shape (x)  i = Constant <value_int = 0> ()  n = Gather (s, i)  f = Cast <to = 1> (n)
+        zero = Constant <value_float = 0.0> ()  one = Constant <value_float = 1.0> ()  y = Range (zero, f, one)""",
+}
+
+
+def onnx_net(nodes: str) -> onnx.ModelProto:
+    """The model of some nodes that compute y from x, with an output of any shape."""
+    text = f'<ir_version: 8, opset_import: ["" : 17]> net (float[n, 2] x) => (float[] y) {{ {nodes} }}'
+    model = onnx.parser.parse_model(text)
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    return model
+
+
+@pytest.mark.parametrize("name", BY_TORCHSCRIPT)
+def test_shapes_computed_as_torchscript_writes_them_are_planned(name: str) -> None:
+    ort = pytest.importorskip("onnxruntime")
+    model = onnx_net(BY_TORCHSCRIPT[name])
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    executable = compile_ranges(model, {"n": (1, 8)}, optimize="none")
+    for n in range(1, 9):
+        x = np.arange(2 * n, dtype=np.float32).reshape(n, 2)
+        assert np.array_equal(executable(x=x)["y"], session.run(None, {"x": x})[0]), n
+
+
 @pytest.mark.parametrize("name", COMPUTED)
 def test_computed_shapes_equal_onnx_runtime_or_are_refused(name: str) -> None:
     ort = pytest.importorskip("onnxruntime")
-    text = f'<ir_version: 8, opset_import: ["" : 17]> net (float[n, 2] x) => (float[] y) {{ {COMPUTED[name]} }}'
-    model = onnx.parser.parse_model(text)
-    model.graph.output[0].type.tensor_type.ClearField("shape")
+    model = onnx_net(COMPUTED[name])
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     try:
         executable = compile_ranges(model, {"n": (1, 8)}, optimize="none")

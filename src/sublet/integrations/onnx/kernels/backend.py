@@ -25,6 +25,7 @@ from sublet.integrations.onnx.dialect import PREFIX, always_written_outputs
 from sublet.integrations.onnx.kernels.caches import cache_kernel
 from sublet.integrations.onnx.kernels.session import ArraySession, Listing, Session, keep_open_in_child, kernels_of
 from sublet.integrations.onnx.kernels.session_node import (
+    ArrayCall,
     JointListing,
     Key,
     SessionNode,
@@ -37,7 +38,6 @@ from sublet.integrations.onnx.kernels.session_node import (
     session_node_of,
     session_operands,
     single_node,
-    through_arrays,
     value_info,
 )
 from sublet.ir.graph import Node, Value
@@ -204,7 +204,7 @@ class _OrtKernel:
         names, key, listing = (form.node.name,), form.key, form.listing(backend.opsets)
         if any(isinstance(entry.operand, UnplannedCell) for entry in (*read, *written)):
             key = (ArraySession, key)
-            return through_arrays(backend.session(names, key, lambda: ArraySession(listing, threads)), read, written)
+            return ArrayCall(backend.session(names, key, lambda: ArraySession(listing, threads)), read, written)
         session = backend.session(names, key, lambda: Session(listing, threads))
         return session.bind_addresses(
             [entry.address for entry in read],
@@ -296,7 +296,7 @@ class _LateKernel:
 
         def run() -> None:
             session = self._session(read)
-            through_arrays(session, read, written)()
+            ArrayCall(session, read, written)()
 
         return run
 

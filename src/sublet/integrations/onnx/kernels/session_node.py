@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from sublet.integrations.onnx.kernels.session import (
     is_inlined,
 )
 from sublet.ir.graph import Attr, Node, Value
-from sublet.runtime.kernel import Array, Call, Operand, UnplannedCell, store
+from sublet.runtime.kernel import Array, BindAtPoint, Call, Operand, PlaceNumbers, UnplannedCell, array_at, store
 from sublet.runtime.moves import ByteCopies
 
 if TYPE_CHECKING:
@@ -168,8 +169,8 @@ def session_node_of(node: Node, weights: Mapping[Value, Array], *, open_extents:
     With `open_extents` the form is the same for all shapes of one rank.
     """
     constants = _session_constants(node, weights)
-    inputs = _declarations(node, node_input_names(node), node.inputs, constants)
-    outputs = _declarations(node, node_output_names(node), node.outputs, {})
+    inputs = _declarations(node, node_input_names(node), node.inputs, constants, open_extents)
+    outputs = _declarations(node, node_output_names(node), node.outputs, {}, open_extents)
     if inputs is None or outputs is None:
         return None
     attrs = tuple(sorted(node.attrs.items(), key=lambda item: item[0]))
@@ -187,7 +188,7 @@ def node_output_names(node: Node) -> tuple[str, ...]:
 
 def _type(value: Value, open_extents: bool) -> Any:
     if not isinstance(value.spec, TensorSpec):
-        return value.spec.type
+        return (_with_open_extents(value.spec) if open_extents else value.spec).type
     return (value.spec.dtype, len(value.spec.shape)) if open_extents else value.spec
 
 
@@ -203,7 +204,7 @@ def _session_constants(node: Node, weights: Mapping[Value, Array]) -> Constants:
 
 
 def _declarations(
-    node: Node, names: Sequence[str], values: Sequence[Value | None], held: Constants
+    node: Node, names: Sequence[str], values: Sequence[Value | None], held: Constants, open_extents: bool
 ) -> tuple[Any, ...] | None:
     """Return the declarations of all values not held by the session; None if a type is unknown."""
     declarations: list[Any] = []
@@ -211,12 +212,17 @@ def _declarations(
         if value is None or name in held:
             continue
         if isinstance(value.spec, Unplannable):
-            declarations.append(value_info(name, value.spec))
+            declarations.append(value_info(name, _with_open_extents(value.spec) if open_extents else value.spec))
         elif not node.plannable and NUMPY[value.spec.dtype].char not in NATIVE:
             return None
         else:
             declarations.append((name, value.spec))
     return None if None in declarations else tuple(declarations)
+
+
+def _with_open_extents(spec: Unplannable) -> Unplannable:
+    """Return the type with open extents, of the same rank."""
+    return replace(spec, dims=spec.dims and (None,) * len(spec.dims))
 
 
 def value_info(name: str, spec: Unplannable) -> onnx.ValueInfoProto | None:
@@ -285,14 +291,58 @@ def session_operands(
     return present
 
 
-def through_arrays(session: ArraySession, read: SessionOperands, written: SessionOperands) -> Call:
-    """Return a call for a node with values outside the plan: ONNX Runtime allocates, planned results are copied."""
+@dataclass(frozen=True)
+class ArrayCall:
+    """A call for a node with values outside the plan: ONNX Runtime allocates, planned results are copied."""
 
-    def run() -> None:
-        for content, place in zip(session.run({p.name: p.content for p in read}), written, strict=True):
+    session: ArraySession
+    read: SessionOperands
+    written: SessionOperands
+
+    def __call__(self) -> None:
+        for content, place in zip(self.session.run({p.name: p.content for p in self.read}), self.written, strict=True):
             store(content, place.operand, place.value, place.value.spec)
 
-    return run
+    def over_ranges(
+        self, places: Mapping[str, PlaceNumbers], copied: Mapping[int, Sequence[PlaceNumbers]]
+    ) -> BindAtPoint:
+        """See `kernel.Ranged`."""
+        return partial(ArrayCallAtPoint, self, places)
+
+
+class ArrayCallAtPoint:
+    """An `ArrayCall` with its planned operands at the shapes and addresses of a point."""
+
+    def __init__(
+        self,
+        call: ArrayCall,
+        places: Mapping[str, PlaceNumbers],
+        shapes: Sequence[tuple[int, ...]],
+        addresses: Sequence[int],
+    ) -> None:
+        self._call = call
+        self._places = places
+        self.move(shapes, addresses)
+
+    def __call__(self) -> None:
+        self._bound()
+
+    def move(self, shapes: Sequence[tuple[int, ...]], addresses: Sequence[int]) -> None:
+        """See `kernel.PointCall`."""
+        read, written = (
+            [self._operand_at(each, shapes, addresses) for each in operands]
+            for operands in (self._call.read, self._call.written)
+        )
+        self._bound = ArrayCall(self._call.session, read, written)
+
+    def _operand_at(
+        self, each: SessionOperand, shapes: Sequence[tuple[int, ...]], addresses: Sequence[int]
+    ) -> SessionOperand:
+        """Return the operand with its array at the point; a cell stays."""
+        if isinstance(each.operand, UnplannedCell):
+            return each
+        shape, address = self._places[each.value.name]
+        return replace(each, operand=array_at(addresses[address], shapes[shape], each.operand.dtype))
 
 
 # A listing of several nodes for one session: operands get names of the listing, and keep their addresses.

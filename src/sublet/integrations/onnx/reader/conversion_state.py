@@ -201,6 +201,7 @@ class ImportState:
     path          the first outputs of the inlined Ifs around the nodes under conversion
     conditional   the number of enclosing branches and loops without a certain run
     loop_limits   the maximum trip counts of loops with growing values, by loop; None: no value may grow
+    undecided     the names in `dims` of extents that depend on data, until a node measures the extent
     """
 
     where: str
@@ -218,6 +219,7 @@ class ImportState:
     path: tuple[str, ...] = ()
     conditional: int = 0
     loop_limits: Mapping[str, int] | None = None
+    undecided: set[str] = field(default_factory=set)
 
     def warn(self, rule: str, where: str, what: str, fix: str = "") -> None:
         """Record a warning about a node of the model."""

@@ -19,6 +19,7 @@ from sublet.base.tensor import NUMPY, TensorSpec
 from sublet.integrations.onnx.reader.constant_folding import fold_node
 from sublet.integrations.onnx.reader.control_flow import convert_if, convert_loop, convert_scan
 from sublet.integrations.onnx.reader.conversion_state import GraphConversion, ImportState, KnownValue, Scope
+from sublet.integrations.onnx.reader.measured_extents import measure_declared_extents
 from sublet.integrations.onnx.reader.model_file import domain_of, free_names, sort_nodes
 from sublet.integrations.onnx.reader.ranged_contents import followed_contents
 from sublet.integrations.onnx.reader.ranged_shapes import Content, depend_on_ranges
@@ -121,6 +122,8 @@ def _convert_node(frame: GraphConversion, node: onnx.NodeProto, name: str, decla
             frame.scope[text] = frame.program.constant(frame.names[text], weight)
         return
     _add_node(frame, node, name, inputs, (types, reason), contents)
+    if frame.program.undecided:
+        measure_declared_extents(frame, node, types)
 
 
 def _contents_over_ranges(

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sublet.base.errors import ModelError
 from sublet.base.extents import is_ranged
+from sublet.base.formatting import known_names
 from sublet.base.optional_imports import require
-from sublet.base.tensor import MAX_BYTES
+from sublet.base.tensor import MAX_BYTES, Unplannable
 from sublet.integrations.onnx.dialect import always_written_outputs
 from sublet.integrations.onnx.reader.conversion_state import (
     ATTEMPTS_PER_NODE,
@@ -163,12 +164,17 @@ def named_extents(inputs: Sequence[onnx.ValueInfoProto], shapes: Shapes) -> dict
 
 
 def bind_inputs(
-    inputs: Sequence[onnx.ValueInfoProto], dims: Mapping[str, int], shapes: Shapes, where: str
+    inputs: Sequence[onnx.ValueInfoProto],
+    dims: Mapping[str, int],
+    shapes: Shapes,
+    where: str,
+    undecided: set[str] | None = None,
 ) -> dict[str, Type]:
     """Return the types of `inputs` with open dimensions bound by `shapes` and `dims`.
 
-    Raises ModelError for dimensions left open (listing all, with the missing options), for a name in `dims` unknown to
-    the model, for a shape of another rank, and for an extent outside 0 to 2^56.
+    Names of ranges in `dims` that no input has are added to `undecided`, if given. Raises ModelError for dimensions
+    left open (listing all, with the missing options), for another name in `dims` unknown to the inputs, for a shape of
+    another rank, and for an extent outside 0 to 2^56.
     """
     for name, extent in dims.items():
         if is_ranged(extent):
@@ -181,6 +187,9 @@ def bind_inputs(
     for value in inputs:
         types[value.name] = _bind_input(value, dims, shapes.get(value.name), known, missing, where)
     unknown = [name for name in dims if name not in known]
+    if undecided is not None:
+        undecided.update(name for name in unknown if is_ranged(dims[name]))
+        unknown = [name for name in unknown if name not in undecided]
     if unknown:
         names = ", ".join(known) or "none; all are fixed"
         raise ModelError(f"{where}: no dimension has the name {', '.join(unknown)}; open dimensions: {names}")
@@ -280,7 +289,29 @@ def from_proto(
     scope: Scope = ChainMap()
     inputs = _add_inputs(program, graph, shapes, scope)
     frame = convert_graph(program, graph, scope)
+    _require_measured(frame)
     return _assemble_model(frame, graph, inputs)
+
+
+def _require_measured(frame: GraphConversion) -> None:
+    """Raise ModelError for a range of a name that neither an input nor an extent depending on data has."""
+    undecided = sorted(frame.program.undecided)
+    if not undecided:
+        return
+    values = (value for node in frame.nodes for value in node.defs)
+    opened = [
+        f"{value.name}:{axis}"
+        for value in values
+        if isinstance(value.spec, Unplannable)
+        for axis, extent in enumerate(value.spec.dims or ())
+        if extent is None
+    ]
+    bound = [name for name in frame.program.dims if name not in undecided]
+    raise ModelError(
+        f"{frame.program.where}: no dimension has the name {', '.join(undecided)}; open dimensions of inputs: "
+        f"{', '.join(bound) or 'none; all are fixed'}; extents that depend on data: "
+        f"{known_names(opened) if opened else 'none'}"
+    )
 
 
 def _without_defaults(model: onnx.ModelProto, shapes: Shapes) -> onnx.ModelProto:
@@ -317,7 +348,7 @@ def _add_inputs(program: ImportState, graph: onnx.GraphProto, shapes: Shapes, sc
     """
     defaults = initializer_names(graph)
     free = [value for value in graph.input if value.name not in defaults]
-    for name, type in bind_inputs(free, program.dims, shapes, program.where).items():
+    for name, type in bind_inputs(free, program.dims, shapes, program.where, program.undecided).items():
         if not name:
             raise ModelError(f"{program.where}: an input has no name")
         type = program.assumed.close_type(name, type)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -24,13 +24,22 @@ ContentRule = Callable[[NodeShapes, Sequence[Content]], Content | Sequence[Conte
 
 INTEGER_TYPES = frozenset(ELEMENT_NUMBERS[dtype] for dtype in (DType.I32, DType.I64, DType.BOOL))
 
+FLOAT_TYPES = frozenset(ELEMENT_NUMBERS[dtype] for dtype in (DType.F32, DType.F64))
+
+MOST_FLOAT = 1 << 24
+"""Whole numbers up to this one are exact in f32."""
+
+EXACT_IN_FLOATS = frozenset(("Cast", "CastLike", "Gather", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
+"""Operators followed with whole numbers as floats, as before a Range of floats: operators without arithmetic."""
+
 
 def followed_contents(
     node: onnx.NodeProto, inputs: Sequence[KnownValue | None], types: Sequence[Type], shapes: NodeShapes
 ) -> list[Content | None]:
     """Return the contents of the outputs of an integer operator over known contents; None where unknown."""
     nothing: list[Content | None] = [None] * len(node.output)
-    if node.domain not in ("", "ai.onnx") or not all(_may_follow(each) for each in types):
+    followed = INTEGER_TYPES | FLOAT_TYPES if node.op_type in EXACT_IN_FLOATS else INTEGER_TYPES
+    if node.domain not in ("", "ai.onnx") or not all(_may_follow(each, followed) for each in types):
         return nothing
     try:
         if node.op_type in ("Shape", "Size"):
@@ -52,9 +61,9 @@ def followed_contents(
 
 
 def _content_of_type(content: Any, type: Type) -> Content:
-    """Return a content with the elements of a type: bools, or integers in its range.
+    """Return a content with the elements of a type: bools, or whole numbers in its range.
 
-    Raises ValueError for another shape, a float, or an integer out of range; Undecided for an extent as a bool.
+    Raises ValueError for another shape, a fraction, or a number out of range; Undecided for an extent as a bool.
     """
     assert isinstance(type, TensorType)
     array = np.array(content, dtype=object)
@@ -63,16 +72,16 @@ def _content_of_type(content: Any, type: Type) -> Content:
     if type.elem == ELEMENT_NUMBERS[DType.BOOL]:
         return np.array([bool(each) for each in array.ravel()], dtype=object).reshape(array.shape)
     elements = [int(each) if isinstance(each, bool) else each for each in array.ravel()]
-    most = np.iinfo(NUMPY[DTYPES[type.elem]]).max
+    most = MOST_FLOAT if type.elem in FLOAT_TYPES else np.iinfo(NUMPY[DTYPES[type.elem]]).max
     for each in elements:
         if not isinstance(each, int | Extent) or bounds_of(each)[0] < -most or bounds_of(each)[1] > most:
             raise ValueError(f"{each} is no element of {type}")
     return _vector(elements).reshape(array.shape)
 
 
-def _may_follow(type: Type) -> bool:
-    """True for a small tensor of integers or bools with known extents."""
-    if not isinstance(type, TensorType) or type.elem not in INTEGER_TYPES or type.dims is None:
+def _may_follow(type: Type, elements: Collection[int]) -> bool:
+    """True for a small tensor with known extents, of one of the element types."""
+    if not isinstance(type, TensorType) or type.elem not in elements or type.dims is None:
         return False
     extents = [extent for extent in type.dims if isinstance(extent, int)]
     return len(extents) == len(type.dims) and prod(extents) <= MOST_ELEMENTS
@@ -204,6 +213,7 @@ CONTENT_RULES: Mapping[str, ContentRule] = {
     "Slice": _slice_content,
     "Split": _split_content,
     "Squeeze": _squeeze_content,
+    "Transpose": lambda node, operands: np.transpose(operands[0], node.integers_attribute("perm")),
     "Unsqueeze": _unsqueeze_content,
     **{"ReduceProd": _reduction(lambda a, b: a * b), "ReduceSum": _reduction(lambda a, b: a + b)},
     **{"ReduceMax": _reduction(greatest), "ReduceMin": _reduction(least)},

@@ -245,10 +245,15 @@ def _pad(node: NodeShapes, contents: Contents) -> list[Extents | None]:
 
 
 def _range(node: NodeShapes, contents: Contents) -> list[Extents | None]:
-    start, limit, delta = (contents[i].item() for i in range(3))
+    start, limit, delta = (_whole_number(contents[i].item()) for i in range(3))
     if not all(isinstance(each, int | Extent) for each in (start, limit, delta)):
         return [None]
     return [(greatest((limit - start + delta - 1) // delta, 0),)] if delta > 0 else [None]
+
+
+def _whole_number(element: Any) -> Any:
+    """Return a whole float as an int, and any other element unchanged."""
+    return int(element) if isinstance(element, float) and element.is_integer() else element
 
 
 def _flatten(node: NodeShapes, contents: Contents) -> list[Extents | None]:

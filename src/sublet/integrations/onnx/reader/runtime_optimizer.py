@@ -102,10 +102,11 @@ def load_optimized_proto(
     taken: TakenBranches = {}
     plain = from_proto(model, dims, where=where, folder=folder, taken=taken, loop_limits=loop_limits)
     rewriting = _Rewriting(model, level, where, folder, plain, taken, loop_limits)
-    if not _has_open_extents(model.graph):
+    over_ranges = loop_limits is not None or any(map(is_ranged, dims.values()))
+    if not _has_open_extents(model.graph) and not over_ranges:
         return rewriting.load(dims)
     shared = rewriting.load({})
-    if loop_limits is not None or any(map(is_ranged, dims.values())):
+    if over_ranges:
         return shared
     return shared if _unknown_sizes(shared) == (False, 0) else min(shared, rewriting.load(dims), key=_unknown_sizes)
 
@@ -163,8 +164,19 @@ class _Rewriting:
 
     def _cache_key(self, extents: Mapping[str, int]) -> str:
         """Return the cache key: a hash of all inputs of the rewriting."""
-        parts = (CACHE_FORMAT, self.level, rewriting_environment(), sorted(extents.items()), sorted(self.taken.items()))
+        extents_and_branches = sorted(extents.items()), sorted(self.taken.items())
+        parts = [CACHE_FORMAT, self.level, rewriting_environment(), *extents_and_branches]
+        if self._measured:
+            parts.append(self._measured)
         return sha256(f"{' '.join(map(str, parts))}\n{self._model_hash}".encode()).hexdigest()
+
+    @cached_property
+    def _measured(self) -> list[str]:
+        """The values with extents bounded by a range, which must keep their names, without outputs of the graph."""
+        ranged = [name for name, extent in self.plain.dims.items() if is_ranged(extent)]
+        named = {each for name in ranged for each in (name, name.rpartition(":")[0])}
+        computed = {name for node in self.model.graph.node for name in node.output}
+        return sorted(named & computed - {output.name for output in self.model.graph.output})
 
     @cached_property
     def _model_hash(self) -> str:
@@ -189,6 +201,8 @@ class _Rewriting:
         """
         whole = with_explicit_nodes(inline_functions(self.model, self.where))
         model = _to_rewrite(inline_branches(whole, self.taken, self.where), extents)
+        add_output = require("onnx.helper", extra="onnx").make_empty_tensor_value_info
+        model.graph.output.extend(map(add_output, self._measured))
         try:
             _write_rewritten(model, self.level, self.folder, fresh)
         except _RuntimeRefusal as refusal:
@@ -210,7 +224,8 @@ class _Rewriting:
         if refusal.exists():
             reason = refusal.read_text(encoding="utf-8")
             return _with_remark(self.plain, f"ONNX Runtime rejects the model: {reason}")
-        restored = _load_rewritten(folder, self.plain.dims, self.loop_limits)
+        outputs = len(self.model.graph.output)
+        restored = _load_rewritten(folder, self.plain.dims, self.loop_limits, outputs)
         recipe = replace(restored.recipe, optimize=self.level, by=rewriting_environment())
         return replace(restored, dims=dict(self.plain.dims), recipe=recipe, warnings=self.plain.warnings)
 
@@ -220,20 +235,21 @@ def _with_remark(plain: Model, reason: str) -> Model:
     return replace(plain, remark=f"not optimised, {printable(reason)}")
 
 
-def _load_rewritten(folder: Path, dims: Mapping[str, int], loop_limits: Mapping[str, int] | None) -> Model:
-    """Import the rewritten model from a folder, with memory-mapped weights.
+def _load_rewritten(
+    folder: Path, dims: Mapping[str, int], loop_limits: Mapping[str, int] | None, outputs: int
+) -> Model:
+    """Import the rewritten model from a folder, with memory-mapped weights. Only the first `outputs` are kept.
 
     ONNX Runtime infers the shapes of its own operators for the extents in `dims`, if the import leaves shapes unknown.
     """
     proto = read_model(folder / MODEL)
+    del proto.graph.output[outputs:]
     is_open = _has_open_extents(proto.graph)
     mapped = {tensor.name: tensor for tensor in _mappable_tensors(proto, folder)}
     ranged = loop_limits is not None or any(map(is_ranged, dims.values()))
     if is_open and not ranged:
         _bind_extents(proto.graph, dims)
-    restored = from_proto(
-        proto, dims if is_open and ranged else {}, where=MODEL, folder=folder, loop_limits=loop_limits
-    )
+    restored = from_proto(proto, dims if ranged else {}, where=MODEL, folder=folder, loop_limits=loop_limits)
     if is_open and not ranged and not all(value.plannable for value in restored.graph.values()):
         _declare_known_types(proto.graph, restored)
         with suppress(Exception):  # ONNX Runtime rejects a model whose arm never taken conflicts with the extents

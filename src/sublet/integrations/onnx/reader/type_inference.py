@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sublet.base.errors import ModelError
 from sublet.base.extents import Extent, Undecided
 from sublet.base.optional_imports import require
-from sublet.base.tensor import SHAPE_CONFLICT, TensorSpec
+from sublet.base.tensor import DEPENDS_ON_DATA, SHAPE_CONFLICT, TensorSpec
 from sublet.integrations.onnx.reader.contrib import ALLOWED_BEFORE_OPSET, contrib_types
 from sublet.integrations.onnx.reader.conversion_state import ImportState, KnownValue
 from sublet.integrations.onnx.reader.model_file import (
@@ -257,7 +257,7 @@ def _open_shape_reason(node: onnx.NodeProto, inputs: Sequence[KnownValue | None]
     content = content_of(inputs[1]) if len(inputs) > 1 else None
     if differing := differing_extents_of(node, node_shapes, None if content is None else content.tolist()):
         reasons.append(f"node {node_title(node)}: {differing}")
-    return next(filter(None, reasons), f"the shape depends on data (node {node_title(node)})")
+    return next(filter(None, reasons), f"{DEPENDS_ON_DATA} (node {node_title(node)})")
 
 
 def _infer_by_schema(
