@@ -266,7 +266,36 @@ voice (float[batch, samples] x, int64 rate) => (y)
 }"""
 """A network for two sampling rates."""
 
+DETECTOR = """<ir_version: 9, opset_import: ["" : 18]>
+detector (float[batch, cells, 4] boxes, float[batch, 3, cells] scores) => (kept)
+{
+  most = Constant <value_ints = [50]> ()
+  overlap = Constant <value_floats = [0.5]> ()
+  least = Constant <value_floats = [0.25]> ()
+  chosen = NonMaxSuppression (boxes, scores, most, overlap, least)
+  first = Constant <value_ints = [0, 2]> ()
+  places = Gather <axis = 1> (chosen, first)
+  kept = GatherND (boxes, places)
+}"""
+"""A network that returns as many boxes as its scores choose."""
+
+SPEECH = """<ir_version: 9, opset_import: ["" : 18]>
+speech (float[1, letters] durations) => (wave)
+{
+  whole = Ceil (durations)
+  sum = ReduceSum <keepdims = 0> (whole)
+  frames = Cast <to = 7> (sum)
+  zero = Constant <value_int = 0> ()
+  one = Constant <value_int = 1> ()
+  numbers = Range (zero, frames, one)
+  times = Cast <to = 1> (numbers)
+  wave = Sin (times)
+}"""
+"""A network whose durations decide the number of frames."""
+
 TEXTS = {
+    "detector.onnx": DETECTOR,
+    "speech.onnx": SPEECH,
     "cell.onnx": CELL,
     "vad.onnx": VAD,
     "voice.onnx": VOICE,

@@ -364,10 +364,11 @@ def compile_ranges(
 ) -> TieredExecutable:
     """Return an executable for every shape within ranges: planned once, proven for every shape, in one arena.
 
-    model      a path or an ONNX ModelProto, without values of unknown size
+    model      a path or an ONNX ModelProto
     dims       the extents of all open dimensions by name: a range as (low, high), as (low, high, step) or as text like
-               "1..512" and "64..960:32"; a number; or the name of another dimension with an equal extent. With a plan,
-               the dimensions of the plan
+               "1..512" and "64..960:32"; a number; or the name of another dimension with an equal extent. A range of
+               "chosen:0" bounds an extent that depends on data, along axis 0 of the tensor chosen, and a range of
+               "count" the element of an integer tensor. With a plan, the dimensions of the plan
     state      inputs that take the content of an output after each call of a session, as `{"past": "present"}`; the two
                need not have equal extents, see `RangedExecutable.session`. "auto" finds the pairs by name, such as past
                and present. With a plan, the state of the plan besides
