@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from sublet.api.binding import CompileRequest
 from sublet.api.plans import check_plan, load, save
 from sublet.api.ranges import compile_ranges, plan_ranges
 from sublet.base.errors import ModelError, PlanError, RunError
+from sublet.checker.box import check_box
 from sublet.runtime.kernel import Array
 from sublet.runtime.ranged import RangedExecutable
 from tests.runtime.test_ranged import session_of
-from tests.support.onnx.measured_programs import MOST_ROWS, measured_program
+from tests.support.onnx.measured_programs import MOST_ROWS, WIDTH, measured_program
 
 POINTS = 12
 
@@ -40,11 +42,11 @@ def wrong_runs(seed: int, points: int = POINTS) -> tuple[list[str], int]:
     known = {value for value, _ in declared.values()} - set(names)
     measuring.graph.output.extend(map(onnx.helper.make_empty_tensor_value_info, sorted(known)))
     session, wrong, beyond = session_of(measuring, rewriting=level == "auto"), [], 0
-    most = int(rng.integers(3, 40))
+    most = int(rng.integers(3, 90))
     dims: dict[str, Any] = {"n": (1, MOST_ROWS), **dict.fromkeys(declared, (0, most)), **program.equal}
     executable = compile_ranges(model, dims, optimize=level, options=Options(io="bound" if seed % 3 == 0 else "arena"))
     for point in range(points):
-        x = rng.standard_normal((int(rng.integers(1, MOST_ROWS + 1)), 4), dtype=np.float32) - (point % 4) / 2
+        x = rng.standard_normal((int(rng.integers(1, MOST_ROWS + 1)), WIDTH), dtype=np.float32) - (point % 4) / 2
         wanted = dict(zip((each.name for each in session.get_outputs()), session.run(None, {"x": x}), strict=True))
         extents = [
             int(wanted[value].item() if axis is None else wanted[value].shape[axis])
@@ -203,3 +205,37 @@ def test_a_program_for_single_shapes_measures_nothing() -> None:
 }"""
     with pytest.raises(RunError, match="run with `compile_ranges`"):
         sublet.compile(sublet.parse(text))(x=np.array(3))
+
+
+BEFORE = (
+    "u = Relu(x) found = NonZero(x) t = Transpose(found) g = GatherND(x, t) one = Constant<value_ints = [1]>() "
+    "c = Unsqueeze(g, one) shape = Constant<value_ints = [1, 16]>() w = ConstantOfShape<value = float[1] {2.0}>(shape) "
+    "v = Mul(c, w) y = Concat<axis = 0>(v, u)"
+)
+
+
+@pytest.mark.parametrize("level", ["auto", "none"])
+def test_a_place_that_depends_on_an_extent_is_not_written_before_its_measurement(level: str) -> None:
+    model = parsed("float[n, 16] x", BEFORE)
+    executable = compile_ranges(model, {"n": (1, 64), "found:1": (0, 16)}, optimize=level)
+    session = session_of(model, rewriting=level == "auto")
+    for rows, count in ((4, 3), (1, 0), (3, 12), (64, 16)):
+        x = np.zeros((rows, 16), np.float32)
+        x.ravel()[:count] = np.arange(count) - 2.5
+        executable.memory.raw("arena")[:] = 0xA5
+        assert np.array_equal(executable(x=x)["y"], session.run(None, {"x": x})[0])
+
+
+def test_the_checker_refuses_a_place_that_moves_at_the_measurement() -> None:
+    model = parsed("float[n, 16] x", BEFORE)
+    dims = {"n": (1, 64), "found:1": (0, 16)}
+    ranged = plan_ranges(CompileRequest(model, dims=dims, optimize="none"), Options()).ranged
+    extent = next(each for each in ranged.ranges if each.name == "found:1").extent
+    assert not check_box(ranged.box, ranged.within, ranged.at)
+    for name, is_early in (("u", True), ("x", True), ("t", False)):
+        place = next(each for each in ranged.over.placements if each.value == name)
+        moved = replace(place, region=replace(place.region, offset=place.region.offset + 64 * extent))
+        places = tuple(moved if each is place else each for each in ranged.over.placements)
+        mutant = replace(ranged, over=replace(ranged.over, placements=places))
+        rules = {finding.rule for finding in check_box(mutant.box, mutant.within, mutant.at)}
+        assert ("measurement" in rules) == is_early, name

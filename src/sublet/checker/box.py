@@ -15,9 +15,13 @@ Iterations. The extents of a loop's body may depend on the iteration, a dimensio
 and read in the body alone, between the check of the condition and the end of the iteration. So no such value is live
 where the iteration changes, and the proof for every number of the iteration covers a run through all of them.
 
+Measured extents. A run begins at the largest number of an extent that depends on data, and goes on at the measured
+number. A value whose size or place depends on the number is defined by the measurement or later. So no such value is
+live where the number changes: up to the measurement a run is as at the largest number, and then as at its own.
+
 Corners and some points are checked with numbers besides, in the arena as a whole.
 
-Rules: unproven-box, rooms-overlap, iteration.
+Rules: unproven-box, rooms-overlap, iteration, measurement.
 """
 
 from __future__ import annotations
@@ -30,11 +34,13 @@ from typing import Any
 from sublet.base.boxes import Box
 from sublet.base.errors import Finding
 from sublet.base.extents import Extent, Undecided, bounds_of, upper_bound
-from sublet.base.tensor import TensorSpec
+from sublet.base.tensor import Spec, TensorSpec
 from sublet.checker import check_bytes
 from sublet.checker.layout import overlapping_pairs
 from sublet.ir.dataflow import iteration_of
 from sublet.ir.graph import Graph, Value, While
+from sublet.ops import measured_axes
+from sublet.ops.op import MEASURE
 from sublet.plan import ARENA, MemoryPlan, Placement, Region
 
 MOST_PARTS = 128
@@ -57,7 +63,7 @@ def check_box(box: Box, within: Within, at: At) -> tuple[Finding, ...]:
     at      returns graph and plan at a point
     """
     whole = within(box)
-    clashes = (*_values_beyond_iterations(*whole), *_overlapping_rooms(*whole))
+    clashes = (*_values_beyond_iterations(*whole), *_values_before_measurement(*whole), *_overlapping_rooms(*whole))
     if clashes:
         return clashes
     todo, parts = [box], 0
@@ -82,7 +88,6 @@ def check_box(box: Box, within: Within, at: At) -> tuple[Finding, ...]:
 def _values_beyond_iterations(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
     """Yield a finding for each value whose place depends on an iteration and is used beyond the iteration."""
     loops = [node for node in graph.walk() if isinstance(node, While)]
-    places = {place.value: place.region for place in plan.placements}
     for loop in loops:
         iteration = iteration_of(loop)
         if iteration is None:
@@ -90,14 +95,46 @@ def _values_beyond_iterations(graph: Graph, plan: MemoryPlan) -> Iterator[Findin
         inside = loop.body.nodes[loop.check :]
         own = {v for node in inside for v in (*node.defs, *(v for sub in node.subgraphs for v in sub.values()))}
         own -= {*loop.body.outputs, loop.condition}
-        for value in graph.values():
-            region, spec = places.get(value.name), value.spec
-            parts: list[Any] = [*(spec.shape if isinstance(spec, TensorSpec) else ())]
-            parts += [region.offset, region.nbytes] if region else []
-            parts += [] if value is loop.counter else value.literal or ()
-            if value not in own and any(isinstance(p, Extent) and iteration in p.dimensions for p in parts):
+        for value, dimensions in _dimensions_of_values(graph, plan):
+            if iteration.name in dimensions and value not in own:
                 what = f"depends on the iteration of loop {loop.name}, and is used beyond an iteration"
                 yield Finding("iteration", f"value %{value.name}", what, "plan a buffer of a fixed size")
+
+
+def _values_before_measurement(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
+    """Yield a finding for each value whose place depends on a measured extent, and that is defined earlier."""
+    nodes = {node.name: node for node in graph.nodes}
+    order = [nodes[step.node] for step in plan.schedule.steps]
+    known = {name for value in graph.inputs for name in _names_in(value.spec)}
+    measured_at: dict[str, int] = {}
+    defined_at: dict[Value, int] = {}
+    for at, node in enumerate(order):
+        defined_at.update(dict.fromkeys((*node.defs, *(v for sub in node.subgraphs for v in sub.values())), at))
+        for _, name in measured_axes(node) if node.op == MEASURE else ():
+            measured_at.setdefault(name, at)
+    for value, dimensions in _dimensions_of_values(graph, plan) if measured_at else ():
+        for name in dimensions & measured_at.keys() - known:
+            if defined_at.get(value, -1) < measured_at[name]:
+                what = f"has a place that depends on {name}, and is defined before node {order[measured_at[name]].name}"
+                yield Finding("measurement", f"value %{value.name}", what, "place the value apart")
+
+
+def _dimensions_of_values(graph: Graph, plan: MemoryPlan) -> Iterator[tuple[Value, set[str]]]:
+    """Yield the values with the names of the dimensions in size, place and literal. A counter has no literal here."""
+    counters = {node.counter for node in graph.walk() if isinstance(node, While)}
+    places = {place.value: place.region for place in plan.placements}
+    for value in graph.values():
+        region = places.get(value.name)
+        parts: list[Any] = [region.offset, region.nbytes] if region else []
+        parts += () if value in counters else value.literal or ()
+        names = {each.name for part in parts if isinstance(part, Extent) for each in part.dimensions}
+        yield value, names | _names_in(value.spec)
+
+
+def _names_in(spec: Spec) -> set[str]:
+    """Return the names of the dimensions in the extents of a planned value."""
+    extents: tuple[Any, ...] = spec.shape if isinstance(spec, TensorSpec) else ()
+    return {each.name for extent in extents if isinstance(extent, Extent) for each in extent.dimensions}
 
 
 def _with_blocks_apart(plan: MemoryPlan) -> MemoryPlan:

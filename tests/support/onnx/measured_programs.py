@@ -1,6 +1,6 @@
 """Generated ONNX programs with extents that depend on data: NonZero, Compress, Unique, NonMaxSuppression, Range, TopK.
 
-Rows are values of [rows, 4]: those of the input x, as many as the dimension n, and those that data choose. Steps take
+Rows are values of [rows, 16]: those of the input x, as many as the dimension n, and those that data choose. Steps take
 any number of rows, none included.
 """
 
@@ -18,14 +18,14 @@ from sublet.base.boxes import Range
 
 MOST_ROWS = 6
 RANGES = (Range("n", 1, MOST_ROWS),)
-WIDTH = 4
+WIDTH = 16
 
 
 @dataclass
 class MeasuredProgram:
     """A program under construction.
 
-    rows      values of [rows, 4], by the source of their number of rows
+    rows      values of [rows, 16], by the source of their number of rows
     declared  the names of extents that depend on data, each with the value and the axis; axis None for the element
     equal     the names of extents declared as another extent
     """
@@ -61,7 +61,7 @@ class MeasuredProgram:
         return value
 
     def _as_rows(self, column: str) -> str:
-        """Return [rows] as [rows, 4]."""
+        """Return [rows] as [rows, 16]."""
         return self.b.op("Mul", self.b.op("Unsqueeze", column, self.b.ints(1)), self.b.random_weight(1, WIDTH))
 
     def _nonzero(self, x: str) -> tuple[str, str]:
@@ -78,7 +78,8 @@ class MeasuredProgram:
         return self._as_rows(found), found
 
     def _boxes(self, x: str) -> tuple[str, str]:
-        boxes = self.b.op("Unsqueeze", self.b.op("Sigmoid", x), self.b.ints(0))
+        corners = self.b.op("Slice", x, self.b.ints(0), self.b.ints(4), self.b.ints(1))
+        boxes = self.b.op("Unsqueeze", self.b.op("Sigmoid", corners), self.b.ints(0))
         scores = self.b.op("ReduceSum", self.b.op("Unsqueeze", x, self.b.ints(0, 1)), self.b.ints(3), keepdims=0)
         limits = self.b.ints(MOST_ROWS), self.b.filled(0.5, 1), self.b.filled(0.0, 1)
         found = self._declare(self.b.op("NonMaxSuppression", boxes, scores, *limits, center_point_box=1), 0)
@@ -129,7 +130,7 @@ class MeasuredProgram:
 
 
 def measured_program(seed: int) -> tuple[onnx.ModelProto, MeasuredProgram]:
-    """Return a model with the input x of [n, 4], and its program with the extents to declare."""
+    """Return a model with the input x of [n, 16], and its program with the extents to declare."""
     rng = random.Random(seed)
     program = MeasuredProgram(rng, Builder("measured", seed))
     program.rows.append((program.b.input("x", ("n", WIDTH)), "x"))
