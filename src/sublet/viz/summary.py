@@ -12,7 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from sublet.base.formatting import abbreviated_list, count_with_noun, human, percent, printable
+from sublet.base.tensor import DEPENDS_ON_DATA
 from sublet.plan import POINTER, UPDATE, Edge, MemoryPlan, Placement, Storage
+from sublet.plan.records import OPEN
 from sublet.plan.statistics import (
     PeakContributor,
     assumptions,
@@ -350,4 +352,9 @@ def _describe_unplanned(plan: MemoryPlan) -> list[RenderableType]:
         lines.append(Text(printable(f"  {abbreviated_list(names, 1)}: {reason}")))
     if len(reasons) > MAX_BUFFERS:
         lines.append(Text(f"  and {len(reasons) - MAX_BUFFERS} more reasons (all are in the plan file)"))
+    by_data = [value for value in plan.not_counted if value.reason.startswith(DEPENDS_ON_DATA) and OPEN in value.dims]
+    if by_data:
+        axes = [axis for axis, extent in enumerate(by_data[0].dims) if extent == OPEN]
+        options = " ".join(f"--dim {by_data[0].value}:{axis}=0..N" for axis in axes)
+        lines.append(Text(printable(f"A range for such an extent plans the tensors behind it: {options}"), "dim"))
     return lines
