@@ -15,9 +15,9 @@ Iterations. The extents of a loop's body may depend on the iteration, a dimensio
 and read in the body alone, between the check of the condition and the end of the iteration. So no such value is live
 where the iteration changes, and the proof for every number of the iteration covers a run through all of them.
 
-Measured extents. A run begins at the largest number of an extent that depends on data, and goes on at the measured
-number. A value whose size or place depends on the number is defined by the measurement or later. So no such value is
-live where the number changes: up to the measurement a run is as at the largest number, and then as at its own.
+Measured extents. A run begins at some number of an extent that depends on data, and goes on at the measured number. A
+value whose size or place depends on the number is defined by the measurement or later. So no such value is live where
+the number changes: the run is at first as at the one number, then as at the other, and both are proven.
 
 Corners and some points are checked with numbers besides, in the arena as a whole.
 

@@ -152,6 +152,7 @@ class RangedExecutable:
         measured = measured_dimensions(graph) - of_inputs
         self.ranges = {name: each for name, each in ranges.items() if name not in measured}
         self.measured = {name: each for name, each in ranges.items() if name in measured}
+        self._most_measured = {name: each.high // each.step for name, each in self.measured.items()}
         self.memory = base.planned_memory
         self.form: Callable[[Any], Any] = as_numpy
         self.why_not_in_place: Mapping[str, str] = {}
@@ -166,6 +167,7 @@ class RangedExecutable:
         self.in_place = dict(in_place)
         sources = dict(graph.updates)
         self._outputs.update({result: sources[inputs[name]] for name, result in in_place.items()})
+        self._measured_outputs = {n for n, value in self._outputs.items() if dimensions_of([value]) & measured}
         require_whole_bytes((*graph.inputs, *graph.outputs))
         windows = windows_of(graph)
         self.windows = {name: windows[value] for name, value in inputs.items() if value in windows}
@@ -180,7 +182,8 @@ class RangedExecutable:
         self._copies = {node.name: found for node in graph.walk() if (found := self._copies_apart(node)) is not None}
         self._places = Places(self.memory, {each.name for each in self.plan.storages if each.kind in CALLER_KINDS})
         place_of, cells = lambda value: self._numbers_of_place(self._values[value.name]), self.memory.cells
-        builder = StepBuilder(place_of, ranges, iterations, cells, of_inputs)
+        literals = {name: value.literal for name, value in self._values.items() if value.literal is not None}
+        builder = StepBuilder(place_of, literals, ranges, iterations, cells, of_inputs)
         self._steps, self._calls = builder.steps_of(base.bound_program().calls), builder.calls
         self._binders = [self._binder_of(call) for call in self._calls]
         self._input_places = {n: self._array_place(value, self.windows.get(n)) for n, value in inputs.items()}
@@ -265,8 +268,6 @@ class RangedExecutable:
         locks = self.memory.locks
         with self.exclusive(), locks.shared_lock(), locks.running(self.plan.graph):
             program = self._program_at(numbers)
-            if self.measured:
-                program.move_to(self._point_of(numbers))
             contents = {name: self._content_of(name, content, program) for name, content in given.items()}
             if self._filled:
                 point = self._point_of(numbers)
@@ -299,7 +300,10 @@ class RangedExecutable:
                 memory[place.storage] = block_of(aligned_or_copy(np.asarray(contents[name]), alignment))
         for name, place in self._output_places.items():
             if place.storage and place.storage not in memory:
-                nbytes = place.dtype.itemsize * prod(program.shapes[place.shape])
+                shape = program.shapes[place.shape]
+                if name in self._measured_outputs:
+                    shape = program.shape_at(self._outputs[name], self._most_measured)
+                nbytes = place.dtype.itemsize * prod(shape)
                 memory[place.storage] = into[name] if name in into else new_block(nbytes, alignment)
         return memory
 
@@ -423,8 +427,8 @@ class RangedExecutable:
 
     def _point_of(self, numbers: tuple[int, ...]) -> dict[str, int]:
         """Return the numbers of the dimensions by name: the first iteration of loops, the most of measured extents."""
-        most = {name: each.high // each.step for name, each in self.measured.items()}
-        return {**dict(zip(self.ranges, numbers, strict=True)), **dict.fromkeys(self._iterations, 0), **most}
+        others = {**dict.fromkeys(self._iterations, 0), **self._most_measured}
+        return {**dict(zip(self.ranges, numbers, strict=True)), **others}
 
     def _content_of(self, name: str, given: Any, program: RangedProgram) -> Any:
         """Return the content for an input at its shape. Raises RunError for another type."""

@@ -29,7 +29,7 @@ from sublet.runtime.call_merging import ErrorContext
 from sublet.runtime.kernel import Array, Call, PlaceNumbers, Ranged, UnplannedCell, array_at, no_op, store
 from sublet.runtime.loop import BoundBranch, BoundLoop, require_iteration, taken_arm
 from sublet.runtime.moves import ByteCopies, axis_first
-from sublet.runtime.ranged_places import RangedProgram, Step
+from sublet.runtime.ranged_places import Literal, RangedProgram, Step
 
 PlaceOf = Callable[[Value], PlaceNumbers]
 """A value -> the numbers of its shape and address."""
@@ -155,6 +155,19 @@ class _BranchStep:
 
 
 @dataclass(frozen=True)
+class _ContentStep:
+    """A node whose results follow from the point, such as the shape of a tensor: their contents are written."""
+
+    number: int
+    literals: Sequence[Literal]
+
+    def __call__(self, program: RangedProgram) -> None:
+        """Write the contents at the current point."""
+        for address, content in program.contents_of(self.number, self.literals):
+            memmove(program.addresses[address], content, len(content))
+
+
+@dataclass(frozen=True)
 class _Measurement:
     """A measurement of extents that depend on data: the program moves to the point with these extents.
 
@@ -193,6 +206,7 @@ class _Measurement:
 class StepBuilder:
     """Builds the steps of a program over ranges from the calls of the base program.
 
+    literals    the elements of values with known contents, by name
     ranges      the ranges of all dimensions, by name
     iterations  the dimension of the iterations of each loop with extents that grow, by the name of the loop
     cells       the values outside the plan, by name
@@ -203,17 +217,20 @@ class StepBuilder:
     def __init__(
         self,
         place_of: PlaceOf,
+        literals: Mapping[str, Sequence[Any]],
         ranges: Mapping[str, Range],
         iterations: Mapping[str, Dimension],
         cells: Mapping[str, UnplannedCell],
         inputs: Collection[str],
     ) -> None:
+        self._literals = literals
         self._ranges = ranges
         self._iterations = iterations
         self._cells = cells
         self._inputs = inputs
         self.calls: list[ErrorContext] = []
         self._place_of = place_of
+        self._content_steps = 0
 
     def steps_of(self, calls: Iterable[Call]) -> list[Step]:
         """Return a step for each call. Raises RunError for a call that cannot be bound to other shapes."""
@@ -225,6 +242,8 @@ class StepBuilder:
                 steps.append(self._branch(call))
             elif isinstance(call, ErrorContext) and call.nodes[0].op == MEASURE:
                 steps.append(self._measurement(call.nodes[0]))
+            elif isinstance(call, ErrorContext) and len(call.nodes) == 1 and self._is_known(call.nodes[0]):
+                steps.append(self._contents(call.nodes[0]))
             else:
                 self.calls.append(_require_ranged(call))
                 steps.append(_step_of_call(len(self.calls) - 1))
@@ -261,6 +280,16 @@ class StepBuilder:
                 arms.append([*self.steps_of(calls), self._moves(arm.outputs, node.outputs)])
         bypass = [self._moves(node.fallbacks, node.outputs)] if node.fallbacks else None
         return _BranchStep(node, self._operand(node.index), arms, bypass)
+
+    def _is_known(self, node: Node) -> bool:
+        """True if the contents of all results are known at every point."""
+        return all(value.name in self._literals for value in node.defs)
+
+    def _contents(self, node: Node) -> Step:
+        """Return the step of a node with known results: no kernel runs."""
+        literals = [(self._place_of(value), _dtype_of(value), self._literals[value.name]) for value in node.defs]
+        self._content_steps += 1
+        return _ContentStep(self._content_steps, literals)
 
     def _measurement(self, node: Node) -> Step:
         """Return the step of a measurement."""

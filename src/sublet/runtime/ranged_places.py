@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from sublet.base.extents import Extent, Undecided, extent_at
-from sublet.base.tensor import CACHE_LINE_BYTES
-from sublet.ir.graph import Graph, Node
+from sublet.base.tensor import CACHE_LINE_BYTES, TensorSpec
+from sublet.ir.graph import Graph, Node, Value
 from sublet.plan.ranges import RangedPlan
 from sublet.runtime.call_merging import ErrorContext
 from sublet.runtime.kernel import Array, BindAtPoint, PlaceNumbers
@@ -50,6 +50,10 @@ def new_block(nbytes: int, alignment: int) -> Block:
 def state_block(nbytes: int) -> Block:
     """Return new bytes for a state. A large state begins with a page: a list of rows in whole pages touches no more."""
     return new_block(nbytes, PAGESIZE if nbytes >= MANY_PAGES * PAGESIZE else CACHE_LINE_BYTES)
+
+
+Literal = tuple[PlaceNumbers, np.dtype[Any], Sequence[Any]]
+"""A value with known contents: its place, type and elements, which are numbers or extents."""
 
 
 @dataclass(frozen=True)
@@ -224,6 +228,7 @@ class RangedProgram:
         self._begins: Mapping[str, int] = {}
         self.trip_counts: dict[str, int] = {}
         self.measured: dict[str, str] = {}
+        self._contents: dict[int, list[tuple[int, bytes]]] = {}
         self.shapes = table.shapes.copy()
         self.addresses = table.addresses.copy()
         self.calls: list[ErrorContext] = []
@@ -231,6 +236,7 @@ class RangedProgram:
     def move_to(self, point: Mapping[str, int]) -> None:
         """Evaluate the shapes, and the addresses up to the begins of storages in memory of the caller."""
         table, self._is_bound, self._point = self._table, False, dict(point)
+        self._contents.clear()
         numbers = [extent.at(point) for extent in table.extents]
         for i, axes in table.varying_shapes:
             shape = tuple([axis if number is None else numbers[number] for axis, number in axes])
@@ -255,6 +261,25 @@ class RangedProgram:
             bound = [bind(self.shapes, self.addresses) for bind in self._binders]
             self.calls = [ErrorContext(call.nodes, each) for call, each in zip(self._base, bound, strict=True)]
         self._is_bound = True
+
+    def shape_at(self, value: Value, numbers: Mapping[str, int]) -> tuple[int, ...]:
+        """Return the shape of a value at the current point, with other numbers of some dimensions."""
+        assert isinstance(value.spec, TensorSpec)
+        return tuple(extent_at(extent, {**self._point, **numbers}) for extent in value.spec.shape)
+
+    def contents_of(self, step: int, literals: Sequence[Literal]) -> list[tuple[int, bytes]]:
+        """Return the number of the address and the bytes of each literal at the current point.
+
+        `step` is the number of the step with these literals: its bytes are kept until the program moves.
+        """
+        found = self._contents.get(step)
+        if found is None:
+            found = [
+                (place[1], np.array([extent_at(each, self._point) for each in elements], dtype).tobytes())
+                for place, dtype, elements in literals
+            ]
+            self._contents[step] = found
+        return found
 
     def number_of(self, dimension: str) -> int:
         """Return the number of a dimension at the current point."""

@@ -25,6 +25,7 @@ from sublet.integrations.onnx.dialect import PREFIX, always_written_outputs
 from sublet.integrations.onnx.kernels.caches import cache_kernel
 from sublet.integrations.onnx.kernels.session import ArraySession, Listing, Session, keep_open_in_child, kernels_of
 from sublet.integrations.onnx.kernels.session_node import (
+    CAPTURES,
     ArrayCall,
     JointListing,
     Key,
@@ -149,7 +150,7 @@ class OnnxRuntime:
             except Exception:  # an attribute not matching the declaration of the operator
                 ran = None
             _, op_type = domain_and_type(form.node.op)
-            plain = not any(isinstance(attr, bytes) for attr in form.node.attrs.values())
+            plain = not any(name.endswith(CAPTURES) for name in form.node.attrs)
             alone = ran == (op_type,) and op_type not in RUN_FIRST
             self._kinds[form.kind] = None if ran is None else alone and plain and form.node.plannable
             if len(self._kinds) > MOST_KINDS:
