@@ -30,7 +30,7 @@ from sublet.base.errors import ModelError
 from sublet.base.extents import is_ranged
 from sublet.base.formatting import printable
 from sublet.base.optional_imports import require
-from sublet.base.tensor import NUMPY, TensorSpec
+from sublet.base.tensor import NUMPY, TensorSpec, Unplannable
 from sublet.integrations.onnx.dialect import BLOCKED
 from sublet.integrations.onnx.reader.contrib import channel_block
 from sublet.integrations.onnx.reader.model import bind_inputs, from_proto, initializer_names
@@ -107,7 +107,8 @@ def load_optimized_proto(
         return rewriting.load(dims)
     shared = rewriting.load({})
     if over_ranges:
-        return shared
+        more = _unknown_sizes(shared)[1] > _unknown_sizes(plain)[1]
+        return _with_remark(plain, "the rewriting leaves more tensors without a size") if more else shared
     return shared if _unknown_sizes(shared) == (False, 0) else min(shared, rewriting.load(dims), key=_unknown_sizes)
 
 
@@ -120,7 +121,8 @@ def _has_open_extents(graph: onnx.GraphProto) -> bool:
 
 def _unknown_sizes(model: Model) -> tuple[bool, int]:
     """Return True if the model is not optimised, and the number of values of unknown size; the least is the best."""
-    return bool(model.remark), sum(not value.plannable for value in model.graph.values())
+    specs = [value.spec for value in model.graph.values()]
+    return bool(model.remark), sum(isinstance(spec, Unplannable) and not spec.has_bound for spec in specs)
 
 
 @dataclass(frozen=True)
