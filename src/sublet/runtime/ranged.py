@@ -185,6 +185,7 @@ class RangedExecutable:
         literals = {name: value.literal for name, value in self._values.items() if value.literal is not None}
         builder = StepBuilder(place_of, literals, ranges, iterations, cells, of_inputs)
         self._steps, self._calls = builder.steps_of(base.bound_program().calls), builder.calls
+        self._segments = [*builder.measured, len(self._calls)]
         self._binders = [self._binder_of(call) for call in self._calls]
         self._input_places = {n: self._array_place(value, self.windows.get(n)) for n, value in inputs.items()}
         of_results = {in_place[name]: window for name, window in self.windows.items()}
@@ -444,7 +445,7 @@ class RangedExecutable:
         program = self._points.pop(numbers, None)
         if program is None:
             if len(self._points) < (1 if self.windows else MOST_POINTS):
-                program = RangedProgram(self._table, self._steps, self._calls, self._binders)
+                program = RangedProgram(self._table, self._steps, self._calls, self._binders, self._segments)
             else:
                 _, program = self._points.popitem(last=False)
             program.move_to(self._point_of(numbers))

@@ -126,7 +126,7 @@ class _LoopStep:
                 break
             require_iteration(self.node, number, limit)
             if self.iteration:
-                program.move_dimension(self.iteration.name, number)
+                program.move_to_iteration(self.iteration.name, number)
             for part, lanes in fetched:
                 part[...] = lanes[number]
             for step in self.after:
@@ -171,12 +171,14 @@ class _ContentStep:
 class _Measurement:
     """A measurement of extents that depend on data: the program moves to the point with these extents.
 
+    number      the number of the measurement
     source      the planned input, or the cell of an input outside the plan
     dimensions  the axis of each extent, None for the element of the input, and the range
     inputs      the names of the dimensions of inputs, known before the run
     """
 
     node: Node
+    number: int
     source: _Operand | UnplannedCell
     target: _Operand
     dimensions: Sequence[tuple[int | None, Range]]
@@ -201,6 +203,7 @@ class _Measurement:
             cell.content = None
         elif target.ctypes.data != content.ctypes.data:
             target[...] = content
+        program.begin_segment(self.number + 1)
 
 
 class StepBuilder:
@@ -212,6 +215,7 @@ class StepBuilder:
     cells       the values outside the plan, by name
     inputs      the names of the dimensions of inputs
     calls       the plain calls of all steps, in the order of their numbers
+    measured    the number of calls before each measurement
     """
 
     def __init__(
@@ -229,6 +233,7 @@ class StepBuilder:
         self._cells = cells
         self._inputs = inputs
         self.calls: list[ErrorContext] = []
+        self.measured: list[int] = []
         self._place_of = place_of
         self._content_steps = 0
 
@@ -296,7 +301,8 @@ class StepBuilder:
         (source,), (target,) = node.uses, node.defs
         found = [(axis, self._ranges[name]) for axis, name in measured_axes(node)]
         operand = self._operand(source) if source.plannable else self._cells[source.name]
-        return _Measurement(node, operand, self._operand(target), found, self._inputs)
+        self.measured.append(len(self.calls))
+        return _Measurement(node, len(self.measured) - 1, operand, self._operand(target), found, self._inputs)
 
     def _operand(self, value: Value) -> _Operand:
         return _Operand(self._place_of(value), _dtype_of(value))
@@ -313,7 +319,7 @@ def _dtype_of(value: Value) -> np.dtype[Any]:
 
 
 def _step_of_call(number: int) -> Step:
-    return lambda program: program.calls[number]()
+    return lambda program: program.calls[number]()  # type: ignore[misc]
 
 
 def _failing_step(message: str) -> Step:

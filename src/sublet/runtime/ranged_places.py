@@ -204,7 +204,7 @@ class RangedProgram:
     trip_counts        the iterations of each loop in its latest run
     measured           the nodes that measured a dimension in the current run, by name of the dimension
     shapes, addresses  all shapes and addresses; an element stays the same object as long as its number stays
-    calls              all calls, bound at the first `bind`
+    calls              all calls, each bound before its first run; None before
     """
 
     def __init__(
@@ -213,17 +213,24 @@ class RangedProgram:
         steps: Sequence[Step],
         base: Sequence[ErrorContext],
         binders: Sequence[BindAtPoint],
+        ends: Sequence[int],
     ) -> None:
         """Create the program, at no point yet.
 
-        `steps` run the calls, loops and branches; `base` are the calls of the base program, each with its binder.
+        steps    run the calls, loops and branches
+        base     the calls of the base program, with a binder for each in `binders`
+        ends     the number of calls up to each measurement of extents, and of all calls: the ends of segments. The
+                 calls of a segment are bound when the segment begins
         """
         self._table = table
         self._steps = steps
         self._base = base
         self._binders = binders
         self._offsets = table.addresses.copy()
-        self._is_bound = False
+        self._ends = ends
+        self._segment = 0
+        self._version = 0  # of shapes and addresses
+        self._bound_versions = [-1] * len(ends)
         self._point: dict[str, int] = {}
         self._begins: Mapping[str, int] = {}
         self.trip_counts: dict[str, int] = {}
@@ -231,11 +238,12 @@ class RangedProgram:
         self._contents: dict[int, list[tuple[int, bytes]]] = {}
         self.shapes = table.shapes.copy()
         self.addresses = table.addresses.copy()
-        self.calls: list[ErrorContext] = []
+        self.calls: list[ErrorContext | None] = [None] * len(base)
 
     def move_to(self, point: Mapping[str, int]) -> None:
         """Evaluate the shapes, and the addresses up to the begins of storages in memory of the caller."""
-        table, self._is_bound, self._point = self._table, False, dict(point)
+        table, self._point = self._table, dict(point)
+        self._version += 1
         self._contents.clear()
         numbers = [extent.at(point) for extent in table.extents]
         for i, axes in table.varying_shapes:
@@ -246,21 +254,35 @@ class RangedProgram:
             self._offsets[i] = table.addresses[i] + numbers[number]
 
     def bind(self, begins: Mapping[str, int]) -> None:
-        """Bind the calls to the point, and to memory of the caller: the address of each storage there, by name."""
+        """Bind the calls of the first segment to the point, and to memory of the caller.
+
+        `begins` are the addresses of the storages there, by name.
+        """
         self._begins = begins
+        self._find_addresses()
+        self.begin_segment(0)
+
+    def _find_addresses(self) -> None:
+        """Evaluate the addresses."""
         for i, storage in self._table.moving_addresses:
-            address = self._offsets[i] + begins.get(storage, 0)
+            address = self._offsets[i] + self._begins.get(storage, 0)
             if address != self.addresses[i]:
-                self.addresses[i], self._is_bound = address, False
-        if self._is_bound:
+                self.addresses[i] = address
+                self._version += 1
+
+    def begin_segment(self, number: int) -> None:
+        """Bind the calls of a segment, unless bound to the current shapes and addresses."""
+        self._segment = number
+        if self._bound_versions[number] == self._version:
             return
-        if self.calls:
-            for call in self.calls:
+        for i in range(self._ends[number - 1] if number else 0, self._ends[number]):
+            call = self.calls[i]
+            if call is None:
+                bound = self._binders[i](self.shapes, self.addresses)
+                self.calls[i] = ErrorContext(self._base[i].nodes, bound)
+            else:
                 call.call.move(self.shapes, self.addresses)  # type: ignore[attr-defined]
-        else:
-            bound = [bind(self.shapes, self.addresses) for bind in self._binders]
-            self.calls = [ErrorContext(call.nodes, each) for call, each in zip(self._base, bound, strict=True)]
-        self._is_bound = True
+        self._bound_versions[number] = self._version
 
     def shape_at(self, value: Value, numbers: Mapping[str, int]) -> tuple[int, ...]:
         """Return the shape of a value at the current point, with other numbers of some dimensions."""
@@ -286,10 +308,15 @@ class RangedProgram:
         return self._point[dimension]
 
     def move_dimension(self, name: str, number: int) -> None:
-        """Bind the calls to another number of a dimension: an iteration of a loop, or a measured extent."""
+        """Move to another number of a dimension: an iteration of a loop, or a measured extent. No call is bound."""
         if self._point[name] != number:
             self.move_to({**self._point, name: number})
-            self.bind(self._begins)
+            self._find_addresses()
+
+    def move_to_iteration(self, loop: str, number: int) -> None:
+        """Bind the calls to an iteration; `loop` is the name of the dimension of its iterations."""
+        self.move_dimension(loop, number)
+        self.begin_segment(self._segment)
 
     def run(self) -> None:
         """Run all steps."""
