@@ -182,6 +182,11 @@ def test_wrong_declarations_are_one_error(dims: dict[str, Any], message: str) ->
         compile_ranges(parsed("float[n, 4] x", CHOSEN), dims)
 
 
+def test_compile_names_the_function_that_takes_ranges() -> None:
+    with pytest.raises(ModelError, match=r"n=\(1, 4\): an extent is a whole number .*; `sublet.compile_ranges` takes"):
+        sublet.compile(parsed("float[n, 4] x", CHOSEN), dims={"n": (1, 4)})  # type: ignore[dict-item]
+
+
 def test_an_extent_in_a_branch_is_refused() -> None:
     arms = [f"{name} () => (float {name}y) {{ {name}f = NonZero(x) {name}y = Cast<to = 1>({name}f) }}" for name in "ab"]
     start = "s = ReduceSum<keepdims = 0>(x) c = Cast<to = 9>(s)"

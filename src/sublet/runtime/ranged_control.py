@@ -287,8 +287,8 @@ class StepBuilder:
         return _BranchStep(node, self._operand(node.index), arms, bypass)
 
     def _is_known(self, node: Node) -> bool:
-        """True if the contents of all results are known at every point."""
-        return all(value.name in self._literals for value in node.defs)
+        """True if the node has results, and the contents of all are known at every point."""
+        return bool(node.defs) and all(value.name in self._literals for value in node.defs)
 
     def _contents(self, node: Node) -> Step:
         """Return the step of a node with known results: no kernel runs."""

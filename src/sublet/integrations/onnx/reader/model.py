@@ -180,7 +180,8 @@ def bind_inputs(
         if is_ranged(extent):
             continue
         if isinstance(extent, bool) or not isinstance(extent, int) or not 0 <= extent <= MAX_BYTES:
-            raise ModelError(f"--dim {name}={extent}: an extent is a whole number from 0 to 2^56")
+            hint = "; `sublet.compile_ranges` takes ranges" if isinstance(extent, str | tuple) else ""
+            raise ModelError(f"--dim {name}={extent}: an extent is a whole number from 0 to 2^56{hint}")
     known: dict[str, None] = {}
     missing: dict[str, str] = {}
     types: dict[str, Type] = {}
