@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 import sublet
-from sublet.analysis.options import Options
+from sublet.analysis.options import Options, StorageChoice
 from sublet.api.binding import CompileRequest
 from sublet.api.plans import check_plan, load, save
 from sublet.api.ranges import compile_ranges, plan_ranges
@@ -172,7 +172,8 @@ WRONG = [
     ({"n": (1, 4), "q:1": (0, 9)}, "no dimension has the name q:1; open dimensions of inputs: n; .* 'found:1'"),
     ({"n": (1, 4), "r:0": (0, 9)}, "writes r, which is f32.*: no extent depends on data"),
     ({"n": (1, 4), "found:0": (0, 9)}, "expected a range for each of 'found:1'"),
-    ({"n": (1, 4), "found:1": 9}, "no dimension has the name found:1"),
+    ({"n": (1, 4), "found:1": 9}, "no dimension has the name found:1.* needs a range of two ends"),
+    ({"n": (1, 4), "found:1": (0, 9), "found": (0, 8)}, "a range for each of 'found:1', got 'found:1', 'found'"),
 ]
 
 
@@ -185,6 +186,25 @@ def test_wrong_declarations_are_one_error(dims: dict[str, Any], message: str) ->
 def test_compile_names_the_function_that_takes_ranges() -> None:
     with pytest.raises(ModelError, match=r"n=\(1, 4\): an extent is a whole number .*; `sublet.compile_ranges` takes"):
         sublet.compile(parsed("float[n, 4] x", CHOSEN), dims={"n": (1, 4)})  # type: ignore[dict-item]
+
+
+def test_a_loop_that_grows_by_a_measured_number_of_rows_is_refused() -> None:
+    steps = "on = Identity(go) l = Concat<axis = 0>(h, a)"
+    body = f"b (int64 i, bool go, float[p, 4] h) => (bool on, float[q, 4] l) {{ {steps} }}"
+    nodes = (
+        "three = Constant<value_int = 3>() yes = Constant<value = bool {1}>() a = Compress<axis = 0>(z, c) "
+        f"y = Loop<body = {body}>(three, yes, x)"
+    )
+    model = parsed("float[n, 4] x, float[m, 4] z, bool[n] c", nodes, "float[r, 4] y")
+    with pytest.raises(PlanError, match="a loop grows by rows whose number depends on data: a:0"):
+        compile_ranges(model, {"n": (1, 8), "m": (1, 8), "a:0": (0, 8)}, optimize="none")
+
+
+def test_an_extent_of_a_branch_is_refused() -> None:
+    arms = ["a () => (float p) { p = Relu(x) }", "b () => (float q) { f = NonZero(x) q = Cast<to = 1>(f) }"]
+    nodes = f"y = If<then_branch = {arms[0]}, else_branch = {arms[1]}>(c)"
+    with pytest.raises(ModelError, match="y:1 is a result of a loop or branch"):
+        compile_ranges(parsed("float[4] x, bool c", nodes), {"y:1": (0, 3)}, optimize="none")
 
 
 def test_an_extent_in_a_branch_is_refused() -> None:
@@ -263,3 +283,57 @@ def test_a_rewriting_that_reads_another_copy_of_the_extent_is_not_taken() -> Non
     )
     executable = compile_ranges(parsed("float[2] x", nodes), {"count": (0, 9)})
     assert executable(x=np.float32([2, 1]))["y"].tolist() == [3, 4, 5]
+
+
+FALLING = (
+    "all = Constant<value_int = 800>() rest = Sub(all, count) zero = Constant<value_ints = [0]>() "
+    "r = Unsqueeze(rest, zero) w = Constant<value_ints = [16]>() shape = Concat<axis = 0>(r, w) "
+    "y = ConstantOfShape<value = float[1] {2.0}>(shape)"
+)
+
+
+@pytest.mark.parametrize("io", ["arena", "bound"])
+def test_an_extent_that_falls_as_the_measured_one_grows_has_room(io: StorageChoice) -> None:
+    executable = compile_ranges(parsed("int64 count", FALLING), {"count": (0, 800)}, options=Options(io=io))
+    for count in (2, 800, 0):
+        assert executable(count=np.array(count))["y"].shape == (800 - count, 16)
+    if io == "arena":
+        assert executable.bytes_at() == executable.bytes_at(count=0) == executable.arena_bytes
+
+
+def test_an_error_after_an_update_in_place_leaves_an_uncertain_state() -> None:
+    nodes = (
+        "m = ReduceSum<keepdims = 0>(x) hn = Add(h, m) t = ReduceSum<keepdims = 0>(hn) q = Mul(x, t) found = NonZero(q)"
+    )
+    model = parsed("float[4] x, float[64] h", f"{nodes} y = Cast<to = 1>(found)", "float[64] hn, float[1, r] y")
+    executable = compile_ranges(model, {"found:1": (0, 2)}, state={"h": "hn"}, options=Options(io="bound"))
+    session = executable.session()
+    session(x=np.float32([1, 0, 0, 0]))
+    with pytest.raises(RunError, match=r"^found, axis 1: is 4"):
+        session(x=np.ones(4, np.float32))
+    with pytest.raises(RunError, match="the content of 'h' is uncertain"):
+        session.state("h")
+    session.reset()
+    session(x=np.float32([1, 0, 0, 0]))
+    assert session.state("h")[0] == 1
+
+
+def test_an_input_may_be_an_extent() -> None:
+    nodes = (
+        "zero = Constant<value_int = 0>() one = Constant<value_int = 1>() r = Range(zero, k, one) y = Cast<to = 1>(r)"
+    )
+    executable = compile_ranges(parsed("int64 k", nodes), {"k": (0, 8)})
+    for number in (3, 0, 8):
+        assert executable(k=np.array(number))["y"].tolist() == list(range(number))
+    with pytest.raises(RunError, match=r"^k: is 9; k ranges from 0 to 8"):
+        executable(k=np.array(9))
+
+
+def test_extents_that_follow_from_the_input_need_no_range() -> None:
+    nodes = "v, i, place = Unique(x) y = Cast<to = 1>(place) top, at = TopK<axis = 1>(x, k) z = Exp(top)"
+    model = parsed("float[n, 4] x, int64[1] k", nodes, "float y, float z")
+    executable = compile_ranges(model, {"n": (1, 4), "v:0": (0, 16), "i:0": "v:0", "k": (1, 4)}, optimize="none")
+    x = np.float32([[1, 2, 2, 4], [2, 1, 0, 4]])
+    found = executable(x=x, k=np.array([3]))
+    assert found["y"].shape == (8,)
+    assert found["z"].shape == (2, 3)

@@ -190,6 +190,7 @@ def read_over_ranges(request: CompileRequest, in_place: Collection[str] | None =
         is_result = any(unknown in node.defs for node in model.graph.walk() if isinstance(node, CaseOf))
         fix = f". {TAKE_ONE_ARM}, or pass narrower ranges" if is_result else _range_for(unknown)
         raise PlanError(f"ranges of dimensions: the size of %{unknown.name} is unknown: {unknown.spec.reason}{fix}")
+    _require_known_growth(model.graph)
     state = resolve_state(request.state, model.inputs_by_name, model.outputs_by_name, may_grow=True)
     rows = stacked_outputs(model.graph) if model.max_trips else {}
     for name, result in state.items():
@@ -202,6 +203,18 @@ def read_over_ranges(request: CompileRequest, in_place: Collection[str] | None =
     updated, _ = with_growth_in_place(updated, left)
     carried = tuple((name, result) for name, result in state.items() if name not in dict(updated.recipe.state))
     return replace(updated, recipe=replace(updated.recipe, carried=carried))
+
+
+def _require_known_growth(graph: Graph) -> None:
+    """Raise PlanError for a loop that grows by rows of a measured number: a call passes such numbers at its start."""
+    literals: list[Any] = [part for value in graph.inputs for part in value.literal or ()]
+    parts = [part for part in literals if isinstance(part, Extent)]
+    late = {each.name for part in parts for each in part.dimensions} & measured_dimensions(graph)
+    if late - dimensions_of(graph.inputs):
+        raise PlanError(
+            f"ranges of dimensions: a loop grows by rows whose number depends on data: {min(late)}. "
+            "Rows of a fixed number, and a trip count that depends on data, can be planned"
+        )
 
 
 def _iteration_ranges(graph: Graph) -> list[Range]:

@@ -280,6 +280,13 @@ def substitute(extent: Extent | int, changed: Mapping[Dimension, Extent | int]) 
     )
 
 
+def bounds_at(extent: Extent | int, numbers: Mapping[str, int]) -> tuple[int, int]:
+    """Return a lower and an upper bound at the known numbers of some dimensions, by name; see `bounds_of`."""
+    if isinstance(extent, int):
+        return extent, extent
+    return bounds_of(substitute(extent, {d: numbers[d.name] for d in extent.dimensions if d.name in numbers}))
+
+
 def is_at_least_zero(extent: Extent | int) -> bool:
     """True if the extent is proven to be at least 0 at every point of the box."""
     return extent >= 0 if isinstance(extent, int) else _is_proven(extent)

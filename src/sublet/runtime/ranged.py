@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from sublet.base.errors import RunError
-from sublet.base.extents import extent_at
+from sublet.base.extents import bounds_at, extent_at
 from sublet.base.formatting import known_names, printable
 from sublet.base.ranges import merge
 from sublet.base.tensor import NUMPY, TensorSpec
@@ -301,10 +301,9 @@ class RangedExecutable:
                 memory[place.storage] = block_of(aligned_or_copy(np.asarray(contents[name]), alignment))
         for name, place in self._output_places.items():
             if place.storage and place.storage not in memory:
-                shape = program.shapes[place.shape]
+                nbytes = place.dtype.itemsize * prod(program.shapes[place.shape])
                 if name in self._measured_outputs:
-                    shape = program.shape_at(self._outputs[name], self._most_measured)
-                nbytes = place.dtype.itemsize * prod(shape)
+                    nbytes = program.most_bytes_of(self._outputs[name], self.measured)
                 memory[place.storage] = into[name] if name in into else new_block(nbytes, alignment)
         return memory
 
@@ -374,17 +373,13 @@ class RangedExecutable:
         """Return the bytes of the arena touched by a run at a point; extents by name of dimension.
 
         For a value that grows in a loop, the bytes of all iterations count. Extents measured in a run may be left out:
-        the bytes are then those of the largest extents.
+        the bytes are then an upper bound for all extents.
         """
-        known = {name: each.number_of(extents[name]) for name, each in self.measured.items() if name in extents}
-        first = {**self._point_of(self._numbers_at(extents)), **known}
-        ends = first, {**first, **{each.name: each.high for each in self._iterations.values()}}
+        numbers = dict(zip(self.ranges, self._numbers_at(extents), strict=True))
+        numbers.update({n: each.number_of(extents[n]) for n, each in self.measured.items() if n in extents})
         arenas = {storage.name for storage in self.plan.arenas}
         regions = [region for region in self._regions.values() if region.storage in arenas]
-        touched = merge(
-            (min(extent_at(each.offset, at) for at in ends), max(extent_at(each.end, at) for at in ends))
-            for each in regions
-        )
+        touched = merge((bounds_at(each.offset, numbers)[0], bounds_at(each.end, numbers)[1]) for each in regions)
         return sum(end - begin for begin, end in touched)
 
     def _numbers_at(self, extents: Mapping[str, int]) -> tuple[int, ...]:
@@ -392,6 +387,8 @@ class RangedExecutable:
 
         Dimensions without a range may be named too, with their extent in the plan, and measured extents with any.
         """
+        for name in self.measured.keys() & extents.keys():
+            self.measured[name].number_of(extents[name])
         extents = {name: extent for name, extent in extents.items() if name not in self.measured}
         fixed = {name: extent for name, extent in self.plan.dims if name not in self.ranges}
         for name in fixed.keys() & extents.keys():

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from sublet.base.extents import Extent, Undecided, extent_at
-from sublet.base.tensor import CACHE_LINE_BYTES, TensorSpec
+from sublet.base.errors import KernelError, RunError
+from sublet.base.extents import Extent, Undecided, bounds_at, extent_at
+from sublet.base.tensor import CACHE_LINE_BYTES
 from sublet.ir.graph import Graph, Node, Value
 from sublet.plan.ranges import RangedPlan
 from sublet.runtime.call_merging import ErrorContext
@@ -284,10 +285,9 @@ class RangedProgram:
                 call.call.move(self.shapes, self.addresses)  # type: ignore[attr-defined]
         self._bound_versions[number] = self._version
 
-    def shape_at(self, value: Value, numbers: Mapping[str, int]) -> tuple[int, ...]:
-        """Return the shape of a value at the current point, with other numbers of some dimensions."""
-        assert isinstance(value.spec, TensorSpec)
-        return tuple(extent_at(extent, {**self._point, **numbers}) for extent in value.spec.shape)
+    def most_bytes_of(self, value: Value, free: Collection[str]) -> int:
+        """Return the most bytes of a value at the current point, for any numbers of the `free` dimensions."""
+        return bounds_at(value.nbytes, {name: number for name, number in self._point.items() if name not in free})[1]
 
     def contents_of(self, step: int, literals: Sequence[Literal]) -> list[tuple[int, bytes]]:
         """Return the number of the address and the bytes of each literal at the current point.
@@ -319,10 +319,15 @@ class RangedProgram:
         self.begin_segment(self._segment)
 
     def run(self) -> None:
-        """Run all steps."""
+        """Run all steps. Raises KernelError for any error: a state in the memory of the caller may then be changed."""
         self.measured.clear()
-        for step in self._steps:
-            step(self)
+        try:
+            for step in self._steps:
+                step(self)
+        except KernelError:
+            raise
+        except RunError as error:
+            raise KernelError(str(error)) from error.__cause__
 
 
 Step = Callable[[RangedProgram], None]

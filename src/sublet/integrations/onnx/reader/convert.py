@@ -19,7 +19,7 @@ from sublet.base.tensor import NUMPY, TensorSpec
 from sublet.integrations.onnx.reader.constant_folding import fold_node
 from sublet.integrations.onnx.reader.control_flow import convert_if, convert_loop, convert_scan
 from sublet.integrations.onnx.reader.conversion_state import GraphConversion, ImportState, KnownValue, Scope
-from sublet.integrations.onnx.reader.measured_extents import measure_declared_extents
+from sublet.integrations.onnx.reader.measured_extents import measure_declared_extents, measure_declared_inputs
 from sublet.integrations.onnx.reader.model_file import domain_of, free_names, sort_nodes
 from sublet.integrations.onnx.reader.ranged_contents import followed_contents
 from sublet.integrations.onnx.reader.ranged_shapes import Content, depend_on_ranges
@@ -74,6 +74,8 @@ def convert_graph(program: ImportState, graph: onnx.GraphProto, scope: Scope) ->
     frame = GraphConversion(
         program, scope, {name: program.values.fresh(name) for n in nodes for name in n.output if name}
     )
+    if program.undecided and len(scope.maps) == 1:
+        measure_declared_inputs(frame)
     names = [program.nodes.fresh(node.name) if node.name else "" for node in nodes]
     declared = {value.name: read_type(value.type, program.dims) for value in chain(graph.value_info, graph.output)}
     for i, node in enumerate(nodes):

@@ -45,8 +45,15 @@ def measure_declared_extents(frame: GraphConversion, node: onnx.NodeProto, types
             raise node_error(frame, node, f"is in a loop or branch: no range can bound {known_names(names)} there")
         known = frame.scope[text]
         extents = {axis: program.dims[name] for name, axis in names.items()}
-        _append_measurement(frame, node, text, known, _measured_dims(frame, node, text, type, extents))
+        _append_measurement(frame, text, known, _measured_dims(frame, node, text, type, extents))
         program.undecided.difference_update(names)
+
+
+def is_count(type: Type) -> bool:
+    """True for an integer tensor of one element, which may be an extent."""
+    if not isinstance(type, TensorType) or type.dims is None:
+        return False
+    return type.elem in COUNTS and all(each == 1 for each in type.dims)
 
 
 def _measured_dims(
@@ -60,22 +67,30 @@ def _measured_dims(
     if not isinstance(type, TensorType) or type.dims is None:
         raise node_error(frame, node, f"{what}: a range can bound the extents of a tensor of known rank")
     is_open = [axis for axis, extent in enumerate(type.dims) if extent is None]
-    if not is_open and extents.keys() == {""} and type.elem in COUNTS and all(each == 1 for each in type.dims):
+    if not is_open and extents.keys() == {""} and is_count(type):
         content: Extent = extents[""]
         return content
-    if len(is_open) == 1 and "" in extents:
-        extents.setdefault(str(is_open[0]), extents.pop(""))
+    if len(is_open) == 1 and extents.keys() == {""}:
+        extents[str(is_open[0])] = extents.pop("")
     if extents.keys() != {str(axis) for axis in is_open}:
         if not is_open:
             raise node_error(frame, node, f"{what}: no extent depends on data, so no range can bound any")
         wanted = known_names([f"{text}:{axis}" for axis in is_open])
-        raise node_error(frame, node, f"{what}: expected a range for each of {wanted}")
+        given = known_names([f"{text}:{axis}" if axis else text for axis in extents])
+        raise node_error(frame, node, f"{what}: expected a range for each of {wanted}, got {given}")
     return tuple(extents[str(axis)] if extent is None else extent for axis, extent in enumerate(type.dims))
 
 
-def _append_measurement(
-    frame: GraphConversion, node: onnx.NodeProto, text: str, known: KnownValue, dims: tuple[Any, ...] | Extent
-) -> None:
+def measure_declared_inputs(frame: GraphConversion) -> None:
+    """Append a measurement for each input, an integer tensor of one element, that is a declared extent."""
+    for name in sorted(frame.program.undecided & frame.scope.keys()):
+        known = frame.scope[name]
+        if known.weight is None and is_count(known.type):
+            _append_measurement(frame, name, known, frame.program.dims[name])
+            frame.program.undecided.discard(name)
+
+
+def _append_measurement(frame: GraphConversion, text: str, known: KnownValue, dims: tuple[Any, ...] | Any) -> None:
     """Append the measurement of an output: of its element if `dims` is an extent, else of its extents."""
     program, source, type = frame.program, known.value, known.type
     assert isinstance(type, TensorType)

@@ -193,7 +193,8 @@ def bind_inputs(
         unknown = [name for name in unknown if name not in undecided]
     if unknown:
         names = ", ".join(known) or "none; all are fixed"
-        raise ModelError(f"{where}: no dimension has the name {', '.join(unknown)}; open dimensions: {names}")
+        hint = "" if undecided is None else ". An extent that depends on data needs a range of two ends, such as 0..9"
+        raise ModelError(f"{where}: no dimension has the name {', '.join(unknown)}; open dimensions: {names}{hint}")
     if missing:
         examples = {name: "1" if place.endswith(" axis 0") else "N" for name, place in missing.items()}
         lines = "".join(f"\n  {place}: --dim {name}={examples[name]}" for name, place in missing.items())
@@ -288,7 +289,7 @@ def from_proto(
     )
     program.taken = {} if taken is None else taken
     scope: Scope = ChainMap()
-    inputs = _add_inputs(program, graph, shapes, scope)
+    inputs = {name: scope[name].value for name in _add_inputs(program, graph, shapes, scope)}
     frame = convert_graph(program, graph, scope)
     _require_measured(frame)
     return _assemble_model(frame, graph, inputs)
@@ -299,14 +300,19 @@ def _require_measured(frame: GraphConversion) -> None:
     undecided = sorted(frame.program.undecided)
     if not undecided:
         return
-    values = (value for node in frame.nodes for value in node.defs)
     opened = [
         f"{value.name}:{axis}"
-        for value in values
-        if isinstance(value.spec, Unplannable)
+        for node in frame.nodes
+        for value in node.defs
+        if isinstance(value.spec, Unplannable) and not node.subgraphs
         for axis, extent in enumerate(value.spec.dims or ())
         if extent is None
     ]
+    results = {value.name for node in frame.nodes if node.subgraphs for value in node.defs}
+    of_control = [name for name in undecided if {name, name.rpartition(":")[0]} & results]
+    if of_control:
+        what = "is a result of a loop or branch, which no range can bound; `max_trips` bounds the rows of a loop"
+        raise ModelError(f"{frame.program.where}: {of_control[0]} {what}")
     bound = [name for name in frame.program.dims if name not in undecided]
     raise ModelError(
         f"{frame.program.where}: no dimension has the name {', '.join(undecided)}; open dimensions of inputs: "
@@ -359,13 +365,13 @@ def _add_inputs(program: ImportState, graph: onnx.GraphProto, shapes: Shapes, sc
     return tuple(scope)
 
 
-def _assemble_model(frame: GraphConversion, graph: onnx.GraphProto, inputs: tuple[str, ...]) -> Model:
+def _assemble_model(frame: GraphConversion, graph: onnx.GraphProto, inputs: Mapping[str, Value]) -> Model:
     """Assemble the pruned graph, the weights and the recorded assumptions into a `Model`."""
     program = frame.program
     results = results_of(program, graph, frame.scope)
     whole = Graph(
         graph.name or "graph",
-        tuple(frame.scope[name].value for name in inputs),
+        tuple(inputs.values()),
         tuple(frame.nodes),
         tuple(known.value for known in results),
         tuple(known.value for known in program.weights.values()),
@@ -377,7 +383,7 @@ def _assemble_model(frame: GraphConversion, graph: onnx.GraphProto, inputs: tupl
         pruned,
         dict(program.dims),
         {value.name: weight for value in pruned.weights if (weight := program.weights[value.name].weight)},
-        inputs,
+        tuple(inputs),
         tuple(value.name for value in graph.output),
         dict(program.opsets),
         recipe=replace(PLAIN, assumed=tuple(assumed.items()), declared=tuple(declared.items())),

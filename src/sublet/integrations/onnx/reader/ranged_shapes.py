@@ -302,6 +302,25 @@ def _scale_shape(shape: Extents, scales: Iterable[float]) -> Extents | None:
     return tuple(dims)
 
 
+def _topk(node: NodeShapes, contents: Contents) -> list[Extents | None]:
+    """Return the shape with K elements along the axis, where the content of K is known."""
+    data = node.shape(0)
+    if data is None:
+        return [None, None]
+    axis = node.integer_attribute("axis", -1) % len(data)
+    count = contents[1].item() if 1 in contents else None
+    shape = (*data[:axis], count, *data[axis + 1 :])
+    return [shape, shape]
+
+
+def _unique(node: NodeShapes, contents: Contents) -> list[Extents | None]:
+    """Return the extent of the third output, the place of each element: as many as elements, or along the axis."""
+    data, axis = node.shape(0), node.integer_attribute("axis") if "axis" in node.attributes else None
+    if data is None or None in data:
+        return [None]
+    return [None, None, (prod(data) if axis is None else data[axis],)]
+
+
 def _einsum(node: NodeShapes, contents: Contents) -> list[Extents | None]:
     terms, arrow, result = node.text_attribute("equation").replace(" ", "").partition("->")
     if not arrow or "." in terms:
@@ -338,5 +357,7 @@ SHAPE_RULES: Mapping[str, ShapeRule] = {
     "SpaceToDepth": _space_to_depth,
     "Split": _split,
     "Tile": _tile,
+    "TopK": _topk,
+    "Unique": _unique,
 }
 """Operator of ONNX's default domain -> the shapes of its outputs over ranges."""
