@@ -337,3 +337,10 @@ def test_extents_that_follow_from_the_input_need_no_range() -> None:
     found = executable(x=x, k=np.array([3]))
     assert found["y"].shape == (8,)
     assert found["z"].shape == (2, 3)
+
+
+def test_the_path_of_a_plan_file_is_refused_with_the_function_that_reads_it() -> None:
+    model = parsed("float[n, 4] x", CHOSEN)
+    for compiling in (sublet.compile, compile_ranges):
+        with pytest.raises(PlanError, match=r"expected a MemoryPlan; read a plan file with `sublet.load`"):
+            compiling(model, plan="plan.json")  # type: ignore[operator]

@@ -321,3 +321,8 @@ class CompileRequest:
     budget: int | str | None = None
     measure: bool = False
     progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        """Raise PlanError for a plan of another type, such as the path of a plan file."""
+        if self.plan is not None and not isinstance(self.plan, MemoryPlan):
+            raise PlanError(f"plan={self.plan!r}: expected a MemoryPlan; read a plan file with `sublet.load`")

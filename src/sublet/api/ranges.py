@@ -400,7 +400,7 @@ def compile_ranges(
     """
     request = CompileRequest(
         model, dims=dims, const=const, state=state, max_trips=max_trips, backend=backend, optimize=optimize,
-        options=options, arena=arena, weights=weights,
+        options=options, plan=plan, arena=arena, weights=weights,
     )  # fmt: skip
     if plan is None:
         read, ranged = _read_and_plan(request, options)
