@@ -181,7 +181,7 @@ def test_a_node_of_unknown_shape_keeps_few_sessions(monkeypatch: pytest.MonkeyPa
     from sublet.integrations.onnx.kernels import backend
 
     monkeypatch.setattr(backend, "ArraySession", Stub)
-    monkeypatch.setattr(backend, "through_arrays", lambda session, read, written: session.close)
+    monkeypatch.setattr(backend, "ArrayCall", lambda session, read, written: session.close)
     x, y = (Value(name, Unplannable("known when it runs")) for name in "xy")
     node = Node("y", "onnx.com.microsoft.Gelu", (x,), (y,), {})
     kernel = backend.OnnxRuntime({"": 17, "com.microsoft": 1}).kernel(node, {})
