@@ -37,7 +37,7 @@ from sublet.runtime.backends import AUTO
 from sublet.runtime.kernel import Array, Backend
 from sublet.runtime.loop import stacked_outputs
 from sublet.runtime.ranged import RangedExecutable
-from sublet.runtime.ranged_inputs import dimensions_of, require_state
+from sublet.runtime.ranged_inputs import require_state
 from sublet.runtime.ranged_places import is_base_point
 from sublet.runtime.tiers import TieredExecutable
 
@@ -110,7 +110,7 @@ def plan_tiers(
     """
     planned: list[PlannedTier] = []
     requested = [each for each in model.ranges if each.name in model.dims]
-    measured = sorted((measured_dimensions(model.graph) - dimensions_of(model.graph.inputs)) & (tiers or {}).keys())
+    measured = sorted(measured_dimensions(model.graph) & (tiers or {}).keys())
     if measured:
         raise RunError(f"tiers of {printable(measured[0])}: each run measures the extent, after its tier is chosen")
     iterations = model.ranges[len(requested) :]
@@ -210,7 +210,7 @@ def _require_known_growth(graph: Graph) -> None:
     literals: list[Any] = [part for value in graph.inputs for part in value.literal or ()]
     parts = [part for part in literals if isinstance(part, Extent)]
     late = {each.name for part in parts for each in part.dimensions} & measured_dimensions(graph)
-    if late - dimensions_of(graph.inputs):
+    if late:
         raise PlanError(
             f"ranges of dimensions: a loop grows by rows whose number depends on data: {min(late)}. "
             "Rows of a fixed number, and a trip count that depends on data, can be planned"

@@ -34,12 +34,12 @@ from typing import Any
 from sublet.base.boxes import Box
 from sublet.base.errors import Finding
 from sublet.base.extents import Extent, Undecided, bounds_of, upper_bound
-from sublet.base.tensor import Spec, TensorSpec
+from sublet.base.tensor import TensorSpec
 from sublet.checker import check_bytes
 from sublet.checker.layout import overlapping_pairs
 from sublet.ir.dataflow import iteration_of
 from sublet.ir.graph import Graph, Value, While
-from sublet.ops import measured_axes
+from sublet.ops import dimensions_of, measured_axes, measured_dimensions
 from sublet.ops.op import MEASURE
 from sublet.plan import ARENA, MemoryPlan, Placement, Region
 
@@ -105,15 +105,15 @@ def _values_before_measurement(graph: Graph, plan: MemoryPlan) -> Iterator[Findi
     """Yield a finding for each value whose place depends on a measured extent, and that is defined earlier."""
     nodes = {node.name: node for node in graph.nodes}
     order = [nodes[step.node] for step in plan.schedule.steps]
-    known = {name for value in graph.inputs for name in _names_in(value.spec)}
     measured_at: dict[str, int] = {}
     defined_at: dict[Value, int] = {}
     for at, node in enumerate(order):
         defined_at.update(dict.fromkeys((*node.defs, *(v for sub in node.subgraphs for v in sub.values())), at))
         for _, name in measured_axes(node) if node.op == MEASURE else ():
             measured_at.setdefault(name, at)
-    for value, dimensions in _dimensions_of_values(graph, plan) if measured_at else ():
-        for name in dimensions & measured_at.keys() - known:
+    late = measured_dimensions(graph)
+    for value, dimensions in _dimensions_of_values(graph, plan) if late else ():
+        for name in dimensions & late:
             if defined_at.get(value, -1) < measured_at[name]:
                 what = f"has a place that depends on {name}, and is defined before node {order[measured_at[name]].name}"
                 yield Finding("measurement", f"value %{value.name}", what, "place the value apart")
@@ -128,13 +128,7 @@ def _dimensions_of_values(graph: Graph, plan: MemoryPlan) -> Iterator[tuple[Valu
         parts: list[Any] = [region.offset, region.nbytes] if region else []
         parts += () if value in counters else value.literal or ()
         names = {each.name for part in parts if isinstance(part, Extent) for each in part.dimensions}
-        yield value, names | _names_in(value.spec)
-
-
-def _names_in(spec: Spec) -> set[str]:
-    """Return the names of the dimensions in the extents of a planned value."""
-    extents: tuple[Any, ...] = spec.shape if isinstance(spec, TensorSpec) else ()
-    return {each.name for extent in extents if isinstance(extent, Extent) for each in extent.dimensions}
+        yield value, names | dimensions_of([value])
 
 
 def _with_blocks_apart(plan: MemoryPlan) -> MemoryPlan:

@@ -1,6 +1,6 @@
 """Operators as records of facts, in dialects."""
 
-from sublet.ops.measured import measured_axes, measured_dimensions
+from sublet.ops.measured import dimensions_of, measured_axes, measured_dimensions
 from sublet.ops.nn import nn_op
 from sublet.ops.op import Op, Share, lookup, present_shares, register, slice_maps_of
 
@@ -9,6 +9,7 @@ register("nn", nn_op)
 __all__ = [
     "Op",
     "Share",
+    "dimensions_of",
     "lookup",
     "measured_axes",
     "measured_dimensions",

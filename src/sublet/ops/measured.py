@@ -10,10 +10,12 @@ arena. A run with an extent outside the range fails at the measurement [XLA: bou
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from sublet.ir.graph import Graph, Node
+from sublet.base.extents import Extent
+from sublet.base.tensor import TensorSpec
+from sublet.ir.graph import Graph, Node, Value
 from sublet.ops.op import MEASURE, Op, Share, register
 
 
@@ -28,8 +30,16 @@ register("extent", lambda name: RECORD)
 
 
 def measured_dimensions(graph: Graph) -> set[str]:
-    """Return the names of all dimensions that nodes of a graph measure."""
-    return {name for node in graph.nodes if node.op == MEASURE for _, name in measured_axes(node)}
+    """Return the names of the dimensions that nodes of a graph measure, without those that its inputs tell."""
+    measured = {name for node in graph.nodes if node.op == MEASURE for _, name in measured_axes(node)}
+    return measured - dimensions_of(graph.inputs)
+
+
+def dimensions_of(values: Iterable[Value]) -> set[str]:
+    """Return the names of the dimensions in the extents of planned values."""
+    specs = [value.spec for value in values]
+    extents: list[Any] = [extent for spec in specs if isinstance(spec, TensorSpec) for extent in spec.shape]
+    return {each.name for extent in extents if isinstance(extent, Extent) for each in extent.dimensions}
 
 
 def measured_axes(node: Node) -> Iterator[tuple[int | None, str]]:

@@ -23,7 +23,7 @@ from sublet.base.ranges import merge
 from sublet.base.tensor import NUMPY, TensorSpec
 from sublet.ir.dataflow import iteration_of
 from sublet.ir.graph import Node, Value
-from sublet.ops import measured_dimensions
+from sublet.ops import dimensions_of, measured_dimensions
 from sublet.plan import MemoryPlan
 from sublet.plan.ranges import RangedPlan
 from sublet.runtime.call_merging import ErrorContext
@@ -36,7 +36,6 @@ from sublet.runtime.ranged_control import StepBuilder
 from sublet.runtime.ranged_inputs import (
     ShapeMatcher,
     Window,
-    dimensions_of,
     literal_at,
     require_state,
     require_whole_bytes,
@@ -149,7 +148,7 @@ class RangedExecutable:
         inputs = dict(zip(base.inputs, graph.inputs, strict=True))
         of_inputs = dimensions_of(graph.inputs)
         ranges = {each.name: each for each in ranged.ranges if each.name not in self._iterations}
-        measured = measured_dimensions(graph) - of_inputs
+        measured = measured_dimensions(graph)
         self.ranges = {name: each for name, each in ranges.items() if name not in measured}
         self.measured = {name: each for name, each in ranges.items() if name in measured}
         self._most_measured = {name: each.high // each.step for name, each in self.measured.items()}

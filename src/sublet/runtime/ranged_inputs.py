@@ -73,13 +73,6 @@ def literal_at(value: Value, point: Mapping[str, int]) -> Array:
     return np.array([extent_at(each, point) for each in elements], NUMPY[value.spec.dtype]).reshape(value.spec.shape)
 
 
-def dimensions_of(values: Iterable[Value]) -> set[str]:
-    """Return the names of the dimensions in the extents of values."""
-    specs = [value.spec for value in values]
-    extents: list[Any] = [extent for spec in specs if isinstance(spec, TensorSpec) for extent in spec.shape]
-    return {each.name for extent in extents if isinstance(extent, Extent) for each in extent.dimensions}
-
-
 @dataclass(frozen=True)
 class ShapeMatcher:
     """The inputs of an executable by name, and the ranges of their dimensions.
