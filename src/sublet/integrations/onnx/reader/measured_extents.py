@@ -66,16 +66,16 @@ def _measured_dims(
     what = f"writes {printable(text)}, which is {type or 'of unknown type'}"
     if not isinstance(type, TensorType) or type.dims is None:
         raise node_error(frame, node, f"{what}: a range can bound the extents of a tensor of known rank")
-    is_open = [axis for axis, extent in enumerate(type.dims) if extent is None]
-    if not is_open and extents.keys() == {""} and is_count(type):
+    open_axes = [axis for axis, extent in enumerate(type.dims) if extent is None]
+    if not open_axes and extents.keys() == {""} and is_count(type):
         content: Extent = extents[""]
         return content
-    if len(is_open) == 1 and extents.keys() == {""}:
-        extents[str(is_open[0])] = extents.pop("")
-    if extents.keys() != {str(axis) for axis in is_open}:
-        if not is_open:
+    if len(open_axes) == 1 and extents.keys() == {""}:
+        extents[str(open_axes[0])] = extents.pop("")
+    if extents.keys() != {str(axis) for axis in open_axes}:
+        if not open_axes:
             raise node_error(frame, node, f"{what}: no extent depends on data, so no range can bound any")
-        wanted = known_names([f"{text}:{axis}" for axis in is_open])
+        wanted = known_names([f"{text}:{axis}" for axis in open_axes])
         given = known_names([f"{text}:{axis}" if axis else text for axis in extents])
         raise node_error(frame, node, f"{what}: expected a range for each of {wanted}, got {given}")
     return tuple(extents[str(axis)] if extent is None else extent for axis, extent in enumerate(type.dims))
@@ -100,8 +100,8 @@ def _append_measurement(frame: GraphConversion, text: str, known: KnownValue, di
         attrs = {"content": _dimension_of(dims)}
         content = np.full([1] * len(type.dims or ()), dims, dtype=object)
     else:
-        open_axes = [extent is None for extent in type.dims or ()]
-        attrs = {"dims": tuple(_dimension_of(d) if free else "" for d, free in zip(dims, open_axes, strict=True))}
+        is_open = [extent is None for extent in type.dims or ()]
+        attrs = {"dims": tuple(_dimension_of(d) if free else "" for d, free in zip(dims, is_open, strict=True))}
         assert isinstance(source.spec, Unplannable)
         source = replace(source, spec=replace(source.spec, dims=dims))
         writer = next(i for i in reversed(range(len(frame.nodes))) if known.value in frame.nodes[i].outputs)

@@ -168,12 +168,12 @@ class _Rewriting:
         """Return the cache key: a hash of all inputs of the rewriting."""
         extents_and_branches = sorted(extents.items()), sorted(self.taken.items())
         parts = [CACHE_FORMAT, self.level, rewriting_environment(), *extents_and_branches]
-        if self._measured:
-            parts.append(self._measured)
+        if self._measured_names:
+            parts.append(self._measured_names)
         return sha256(f"{' '.join(map(str, parts))}\n{self._model_hash}".encode()).hexdigest()
 
     @cached_property
-    def _measured(self) -> list[str]:
+    def _measured_names(self) -> list[str]:
         """The values with extents bounded by a range, which must keep their names, without outputs of the graph."""
         ranged = [name for name, extent in self.plain.dims.items() if is_ranged(extent)]
         named = {each for name in ranged for each in (name, name.rpartition(":")[0])}
@@ -204,7 +204,7 @@ class _Rewriting:
         whole = with_explicit_nodes(inline_functions(self.model, self.where))
         model = _to_rewrite(inline_branches(whole, self.taken, self.where), extents)
         add_output = require("onnx.helper", extra="onnx").make_empty_tensor_value_info
-        model.graph.output.extend(map(add_output, self._measured))
+        model.graph.output.extend(map(add_output, self._measured_names))
         try:
             _write_rewritten(model, self.level, self.folder, fresh)
         except _RuntimeRefusal as refusal:
