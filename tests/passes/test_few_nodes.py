@@ -42,6 +42,10 @@ def test_less_is_the_least_over_all_orders(first: int) -> None:
     assert sum(gained for _, gained in judged) >= 2
 
 
+def test_less_is_the_least_where_an_estimate_exceeds_a_plan() -> None:
+    assert compare_few_nodes(24239, most_orders=200) == (True, True)
+
+
 @pytest.mark.parametrize("alignment", [4, 64])
 def test_nested_concatenations_find_the_order_with_both_in_place(alignment: int) -> None:
     options = Options(alignment=alignment, order="less")

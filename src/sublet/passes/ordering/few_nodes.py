@@ -1,4 +1,4 @@
-"""Orders of a few nodes: the orders estimated to need a smaller arena than a given one.
+"""Orders of a few nodes that may need a smaller arena than a given one, with an estimate of each arena.
 
 The estimate of an order models sharing as in plans: each value has one place. A view, or an operand of a concatenation,
 lies in place or is copied. At first all these shares are in place, nested concatenations included. Two values that need
@@ -39,18 +39,17 @@ Lifetimes = Sequence[tuple[int, int]]
 def promising_orders(
     graph: Graph, outside: Collection[Value], alignment: int, arena_bytes: int
 ) -> list[tuple[int, tuple[int, ...]]]:
-    """Return (estimate, order) of the orders estimated to need fewer than `arena_bytes`, the smallest estimate first.
+    """Return (estimate, order) of the orders that may need fewer than `arena_bytes`, the smallest estimate first.
 
-    An order lists the positions of the nodes. Values in `outside` have no bytes in the arena. The list is empty for
-    graphs of more than MAX_NODES nodes, with control flow or with updates.
+    The live bytes exclude all other orders, up to MAX_ORDERS. An estimate ends at `arena_bytes`. An order lists the
+    positions of the nodes. Values in `outside` have no bytes in the arena. The list is empty for graphs of more than
+    MAX_NODES nodes, with control flow or with updates.
     """
     if len(graph.nodes) > MAX_NODES or graph.updates or any(node.subgraphs for node in graph.nodes):
         return []
     estimates = _OrderEstimates(graph, outside, alignment)
     orders = islice(_orders_below(graph, outside, arena_bytes), MAX_ORDERS)
-    return sorted(
-        pair for order in orders if (pair := (estimates.arena_bytes(order, arena_bytes), order))[0] < arena_bytes
-    )
+    return sorted((estimates.arena_bytes(order, arena_bytes), order) for order in orders)
 
 
 def _orders_below(graph: Graph, outside: Collection[Value], arena_bytes: int) -> Iterator[tuple[int, ...]]:
