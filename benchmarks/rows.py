@@ -2,7 +2,7 @@
 
     python -m benchmarks.rows            # both networks: a training step at batch 32, ONNX inference at batch 8
 
-Both executables run in turn; the ratio is the median over pairs of runs.
+All executables run in turn. The ratio to the contiguous plan is the median over rounds.
 """
 
 from __future__ import annotations
@@ -23,6 +23,12 @@ from sublet.analysis.residual_copies import copied_parts
 
 Case = tuple[str, Any, Mapping[str, Any]]
 
+KINDS = {
+    "contiguous": Options(in_rows=False),
+    "in rows": Options(),
+    "copies forbidden": Options(forbid_copies=True),
+}
+
 
 def cases(batch: int, onnx_batch: int) -> Iterator[Case]:
     for name in ("GoogLeNet", "DenseNet-121"):
@@ -38,18 +44,19 @@ def cases(batch: int, onnx_batch: int) -> Iterator[Case]:
 
 
 def measure(case: Case, runs: int) -> None:
+    """Print a line for each kind of plan: bytes copied, arena, and CPU seconds as a share of those with copies."""
     name, model, inputs = case
-    pair = [sublet.compile(model, options=Options(in_rows=in_rows)) for in_rows in (False, True)]
-    seconds: list[list[float]] = [[], []]
+    executables = {kind: sublet.compile(model, options=options) for kind, options in KINDS.items()}
+    seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for _ in range(runs + 1):
-        for executable, times in zip(pair, seconds, strict=True):
+        for kind, executable in executables.items():
             begin = time.process_time()
             executable(inputs)
-            times.append(time.process_time() - begin)
-    copied = [sum(move.nbytes for move in copied_parts(each.graph, each.plan)) for each in pair]
-    ratio = np.median(np.divide(*(times[1:] for times in reversed(seconds))))
-    arenas = [each.arena_bytes for each in pair]
-    print(f"| {name} | {copied[0]:,} | {copied[1]:,} | {arenas[0]:,} | {arenas[1]:,} | {ratio:.2f} |", flush=True)
+            seconds[kind].append(time.process_time() - begin)
+    for kind, each in executables.items():
+        copied = sum(move.nbytes for move in copied_parts(each.graph, each.plan))
+        ratio = np.median(np.divide(seconds[kind][1:], seconds["contiguous"][1:]))
+        print(f"| {name} | {kind} | {copied:,} | {each.arena_bytes:,} | {ratio:.2f} |", flush=True)
 
 
 def main() -> None:
@@ -59,7 +66,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=9)
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    print("| network | bytes copied | in rows | arena | in rows | CPU time |\n|---|---|---|---|---|---|")
+    print("| network, batch | plan | bytes copied | arena | CPU time |\n|---|---|---|---|---|")
     for case in cases(asked.batch, asked.onnx_batch):
         measure(case, asked.runs)
 

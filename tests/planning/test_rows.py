@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 import sublet
+from benchmarks.train_steps import training_step
 from sublet import layers, nn
 from sublet.analysis.options import MIN_ROW_BYTES, Options
+from sublet.analysis.residual_copies import copied_parts
 from sublet.base.optional_imports import is_installed
 from sublet.checker import check
 from sublet.ir.model import Model
@@ -171,3 +173,18 @@ def test_plans_of_older_versions_have_single_rows() -> None:
         old = "\n".join(line for line in old.splitlines() if f'"{field}"' not in line)
     old = old.replace('"nbytes": 64,\n   }', '"nbytes": 64\n   }')
     assert from_json(old) == plan
+
+
+@pytest.mark.parametrize("name", ["GoogLeNet", "DenseNet-121"])
+def test_a_forbidden_copy_stays_only_where_a_kernel_needs_contiguous_bytes(name: str) -> None:
+    """A training step of a whole network. By default a copy stays also where the arena would grow."""
+    graph = training_step(name, 4).model.graph
+    default, forbidden = (plan_memory(graph, Options(forbid_copies=forbid)) for forbid in (False, True))
+    assert default.arena_bytes <= plan_memory(graph, Options(in_rows=False)).arena_bytes
+    readers: dict[str, set[str]] = {}
+    for node in graph.nodes:
+        for value in node.uses:
+            readers.setdefault(value.name, set()).add(node.op)
+    moves = copied_parts(graph, forbidden)
+    assert sum(move.nbytes for move in moves) <= sum(move.nbytes for move in copied_parts(graph, default))
+    assert all("nn.conv_weight_gradient" in readers[move.destination] for move in moves)

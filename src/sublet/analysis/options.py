@@ -54,7 +54,8 @@ class Options:
     in_place_from   slices and rows of loops, and rows of a batch, of at least this many bytes are read and written in
                     place in the whole; None for the size from which a copy costs more, or for 0 if copies are forbidden
     in_rows    if true, channel slices of a batch and operands of a concatenation of channels lie in the whole row by
-               row (one row a sample), where all kernels take strides and the arena does not grow
+               row (one row a sample), where all kernels take strides and the arena does not grow; if copies are
+               forbidden, the arena may grow
     at_cuts    where values kept across a suspension point lie: in the arena, or "apart", in a separate arena, so that
                the first arena is free while the program is suspended
 

@@ -36,6 +36,7 @@ from sublet.ops.verify import verify
 from sublet.packing import Buffer, Packing, Problem, lower_bound
 from sublet.packing.normalize import normalize
 from sublet.packing.portfolio import AUTO
+from sublet.packing.problem import MAX_SIZE
 from sublet.packing.search import SEARCH, Limits, decide_capacity
 from sublet.passes.ordering.few_nodes import promising_orders
 from sublet.passes.ordering.order_search import candidate_orders
@@ -174,7 +175,9 @@ def smallest_plan(requests: Sequence[PlanRequest]) -> tuple[MemoryPlan, int]:
 def _plan_promising_orders(request: PlanRequest, plan: MemoryPlan) -> MemoryPlan | None:
     """Return the smallest plan over the promising orders of a few nodes; None if no order needs less than `plan`.
 
-    The estimates hold for a single stream and arena, with inputs and outputs in the arena, and with sharing.
+    An estimate may exceed the arena of a plan. If the limit of MAX_REPLANNING admits all orders, every order is
+    planned. Otherwise only orders with a smaller estimate are planned. The estimates hold for a single stream and
+    arena, with inputs and outputs in the arena, and with sharing.
     """
     graph, options, begin = request.graph, request.options, time.monotonic()
     if not options.share:
@@ -183,8 +186,10 @@ def _plan_promising_orders(request: PlanRequest, plan: MemoryPlan) -> MemoryPlan
         return None
     smallest, outside = None, values_outside_arena(graph, options)
     orders = promising_orders(graph, outside, options.alignment, arena := plan.arena_bytes)
-    for estimate, order in orders[: MAX_REPLANNING // max(1, len(graph.nodes) ** 2)]:
-        if estimate >= arena or (options.timeout is not None and time.monotonic() - begin > options.timeout):
+    limit = MAX_REPLANNING // max(1, len(graph.nodes) ** 2)
+    for estimate, order in orders[:limit]:
+        is_late = options.timeout is not None and time.monotonic() - begin > options.timeout
+        if is_late or (estimate >= arena and len(orders) > limit):
             break
         schedule = serial_schedule(replace(graph, nodes=tuple(graph.nodes[i] for i in order)))
         other = replace(request, schedule=schedule, smallest_arena=arena)
@@ -266,14 +271,16 @@ def _unchecked_plan(request: PlanRequest, aliases: AliasPlanner, copied: frozens
 def _with_rows(request: PlanRequest, aliases: AliasPlanner, copied: frozenset[Value], plan: MemoryPlan) -> MemoryPlan:
     """Return an unchecked plan with values that share bytes row by row, if its arena is at most that of `plan`.
 
-    The first try keeps no copy that the arena has room for, the second only those that do not raise the live bytes.
+    The first try keeps no copy, the second no copy that the arena has room for, the third only copies that do not
+    raise the live bytes. If copies are forbidden, the first try is the plan, with a larger arena too.
     """
-    for live_bytes in (plan.arena_bytes, 0):
+    for live_bytes in (MAX_SIZE, plan.arena_bytes, 0):
         in_rows = aliases.with_rows(live_bytes)
-        if in_rows is not None:
-            other = _unchecked_plan(request, in_rows, copied)
-            if other.arena_bytes <= plan.arena_bytes:
-                return other if any(place.region.rows > 1 for place in other.placements) else plan
+        if in_rows is None:
+            return plan
+        other = _unchecked_plan(request, in_rows, copied)
+        if other.arena_bytes <= plan.arena_bytes or request.options.forbid_copies:
+            return other if any(place.region.rows > 1 for place in other.placements) else plan
     return plan
 
 
