@@ -1,6 +1,9 @@
 """Sublet gives a neural network the smallest memory it can run in, proves the plan right, and shows it."""
 
+import sys
 from importlib import import_module
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from sublet.integrations.registry import installed_integrations
@@ -217,18 +220,44 @@ def __getattr__(name: str) -> Any:
         found = import_module("importlib.metadata").version("sublet")
     elif name in MODULE_OF:
         found = getattr(import_module(f"{__name__}.{MODULE_OF[name]}"), name)
-    else:
-        module = f"{__name__}.{MODULES[name]}" if name in MODULES else _integration_module(name)
-        if not module:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    elif module := _public_module(name):
         found = import_module(module)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = found
     return found
 
 
-def _integration_module(name: str) -> str:
-    """Return the module that an integration offers under `name`; "" without one."""
+def _public_module(name: str) -> str:
+    """Return the path of the module that the package or an integration offers under `name`; "" without one."""
+    if name in MODULES:
+        return f"{__name__}.{MODULES[name]}"
     return next((each.api for each in installed_integrations() if each.name == name), "")
+
+
+class PublicModuleImporter:
+    """Importer of the modules offered as attributes: `import sublet.torch` gives the module `sublet.torch`.
+
+    Files of these names would lie beside the rooms, and an integration could not bring one. The base classes in
+    `importlib.abc` would double the time of `import sublet`.
+    """
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:
+        """Return the specification of a public module; None for any other module."""
+        package, _, name = fullname.rpartition(".")
+        loader: Any = self
+        return ModuleSpec(fullname, loader) if package == __name__ and _public_module(name) else None
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Leave the new module to the import system."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Replace the new, empty module by the public module."""
+        name = module.__name__
+        sys.modules[name] = import_module(_public_module(name.rpartition(".")[2]))
+
+
+sys.meta_path.append(PublicModuleImporter())
 
 
 def __dir__() -> list[str]:
