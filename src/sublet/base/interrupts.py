@@ -80,8 +80,13 @@ _RENEWED: WeakSet[Renewable] = WeakSet()
 def fork_lock() -> Lock:
     """Return a lock released in the child of a fork, even if a thread of the parent held the lock."""
     lock = Lock()
-    _LOCKS.add(lock)
+    release_in_children(lock)
     return lock
+
+
+def release_in_children(lock: Any) -> None:
+    """Release a lock in every child of a fork, even if a thread of the parent holds the lock."""
+    _LOCKS.add(lock)
 
 
 def renew_in_children(renewable: Renewable) -> None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import copy
+import gc
 import logging
+import sys
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import _lru_cache_wrapper
 from typing import TYPE_CHECKING, Any
 
 from sublet.base.arrays import Array, array_of
 from sublet.base.errors import ModelError
+from sublet.base.interrupts import release_in_children
+from sublet.base.optional_imports import require
 from sublet.integrations.torch.dialect import StridedLayout
 from sublet.integrations.torch.reader.conversion import TorchConversion
 from sublet.integrations.torch.reader.fx_conversion import convert_graph, placeholders, source_line
@@ -177,6 +182,8 @@ def error_summary(error: Exception) -> str:
 def preserve_attributes(*owners: object) -> Iterator[list[Module]]:
     """Restore the attributes of modules afterwards, with the content of lists, dictionaries and sets among them.
 
+    Caches of functions with tensors of a trace are cleared.
+
     Args:
         owners: modules; all else is ignored.
 
@@ -184,23 +191,80 @@ def preserve_attributes(*owners: object) -> Iterator[list[Module]]:
         The modules and the modules inside.
     """
     modules = [each for owner in owners if isinstance(owner, torch().nn.Module) for each in owner.modules()]
-    own = [each.__dict__ for each in modules]
-    inner = [value for each in own for value in each.values() if type(value) in (dict, OrderedDict, list, set)]
-    before = [copy.copy(each) for each in (*own, *inner)]
+    before = {id(table): (table, copy.copy(table)) for each in modules for table in _tables_of(each.__dict__, 2)}
+    classes = {kind: dict(vars(kind)) for each in modules for kind in type(each).__mro__}
     try:
         yield modules
     finally:
-        for table, content in zip((*own, *inner), before, strict=True):
-            table.clear()
-            (table.extend if isinstance(table, list) else table.update)(content)
+        for kind, attributes in classes.items():
+            for name in [name for name, value in attributes.items() if vars(kind).get(name) is not value]:
+                setattr(kind, name, attributes[name])
+        for table, content in before.values():
+            if not _is_same(table, content):
+                table.clear()
+                (table.extend if isinstance(table, list) else table.update)(content)
+        _clear_caches_of_traces()
+
+
+def _tables_of(table: Any, depth: int) -> Iterator[Any]:
+    """Yield a dictionary, the containers among its values, and the attributes of the objects among its values."""
+    yield table
+    for value in table.values():
+        if type(value) in (dict, OrderedDict, list, set):
+            yield value
+        elif depth and hasattr(value, "__dict__") and not isinstance(value, (torch().nn.Module, torch().Tensor, type)):
+            yield from _tables_of(vars(value), depth - 1)
+
+
+def _is_same(table: Any, content: Any) -> bool:
+    """True if a container has the elements of its earlier content, the same objects."""
+    if len(table) != len(content) or isinstance(table, set):
+        return bool(table == content)
+    pairs = (
+        zip(table, content, strict=True) if isinstance(table, list) else ((table.get(k), content[k]) for k in content)
+    )
+    return all(one is other for one, other in pairs)
+
+
+def _clear_caches_of_traces() -> None:
+    """Clear each `functools.lru_cache` of a module or a class that holds a tensor of a trace.
+
+    Later calls of the function would return the tensor, which has no content.
+    """
+    fake_tensor = require("torch._subclasses.fake_tensor", extra="torch")
+    functional = require("torch._subclasses.functional_tensor", extra="torch")
+    traced = (fake_tensor.FakeTensor, functional.FunctionalTensor)
+    for each in _cached_functions():
+        held = gc.get_referents(each)  # keys, results, and for an unbounded cache a dictionary of both
+        held += [value for table in held if type(table) is dict for value in table.values()]
+        held += [value for values in held if type(values) in (tuple, list) for value in values]
+        if any(isinstance(value, traced) for value in held):
+            each.cache_clear()
+
+
+def _cached_functions() -> Iterator[Any]:
+    """Yield the functions with a cache in modules and in the classes of modules."""
+    for module in list(sys.modules.values()):
+        tables = [getattr(module, "__dict__", {})]
+        tables += [vars(each) for each in tables[0].values() if issubclass(type(each), type)]
+        for table in tables:
+            for value in list(table.values()):
+                function = value.__func__ if type(value) in (staticmethod, classmethod) else value
+                if type(function) is _lru_cache_wrapper:
+                    yield function
 
 
 @contextmanager
 def silence_tracing() -> Iterator[None]:
-    """Silence PyTorch while tracing, as a context manager: warnings, and logged tracebacks of errors also raised."""
+    """Silence PyTorch while tracing, as a context manager: warnings, and logged tracebacks of errors also raised.
+
+    One thread traces at a time, as in `torch.compile`, and with the same lock: PyTorch's tracers patch the process.
+    """
+    lock = require("torch._dynamo.convert_frame", extra="torch").compile_lock
+    release_in_children(lock)
     log = logging.getLogger("torch._subclasses.fake_tensor")
-    level = log.level
-    with warnings.catch_warnings():
+    with lock, warnings.catch_warnings():
+        level = log.level
         warnings.simplefilter("ignore")
         log.setLevel(logging.CRITICAL)
         try:

@@ -7,6 +7,7 @@ the computation.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -54,8 +55,10 @@ class OptimizerRule:
     counted: bool
 
     def require_known(self, optimizer: Optimizer) -> None:
-        """Raise ModelError for an option impossible to plan."""
+        """Raise ModelError for an option impossible to plan, and for a class whose `step` is replaced."""
         name = type(optimizer).__name__
+        if not inspect.unwrap(type(optimizer).step).__module__.startswith("torch."):
+            raise ModelError(f"{name}.step is replaced by another function, which a plan would not call")
         known = {*self.numbers, *self.flags, *self.refused, *IMPLEMENTATIONS}
         for group in optimizer.param_groups:
             for key in optimizer.defaults:
@@ -96,6 +99,8 @@ class OptimizerRule:
 
     def ensure_state(self, optimizer: Optimizer, group: Group, parameter: Tensor) -> dict[str, Tensor]:
         """Return the state tensors of a parameter by name; missing tensors are created with zeros."""
+        if not self.counted and not self.keys(group):
+            return {}  # the eager loop makes no entry either
         t, own = torch(), optimizer.state[parameter]
         if self.counted and "step" not in own:
             own["step"] = t.tensor(0.0, dtype=_step_dtype(), device="cpu")

@@ -17,16 +17,16 @@ from sublet.api.compiling import compile
 from sublet.base.arrays import Array, torch_over
 from sublet.base.errors import ModelError
 from sublet.integrations.torch.compile.loss_rows import LOSSES
-from sublet.integrations.torch.reader.exported_program import TorchContent, require_cpu
+from sublet.integrations.torch.reader.exported_program import TorchContent, preserve_attributes, require_cpu
 from sublet.integrations.torch.reader.traced_tensor import torch
 from sublet.integrations.torch.train.optimizers import Cohort, cohorts_of, rule_of
 from sublet.integrations.torch.train.step_model import GradientProcessing, StepModel, StepWriter
 from sublet.integrations.torch.train.step_setting import (
-    attributes_of,
-    changed_attributes,
+    named_tensors,
     require_plain,
     setting_of,
     tensor_setting,
+    unchanged_attributes,
 )
 from sublet.integrations.torch.train.step_tracing import (
     GraphSignature,
@@ -35,6 +35,7 @@ from sublet.integrations.torch.train.step_tracing import (
     Pytree,
     StepArguments,
     module_with_loss,
+    register_plain_tensors,
     trace_context,
     trace_step,
 )
@@ -290,7 +291,7 @@ class TrainStep:
 
         Raises ModelError if the trace changed state visible to a module's Python code, as a counter in `forward`.
         """
-        for tensor in (*self._network_with_loss.parameters(), *self._network_with_loss.buffers(), *arguments.tensors):
+        for tensor in (*named_tensors(self._network_with_loss).values(), *arguments.tensors):
             require_cpu(str(tensor.device), "train_step")
         states = {each: dict(self._optimizer.state[each]) for each in members if each in self._optimizer.state}
         results = LossResults()
@@ -310,17 +311,12 @@ class TrainStep:
 
         Raises ModelError for a module changing its attributes.
         """
-        before = {path: attributes_of(each) for path, each in self._network_with_loss.named_modules()}
-        held = {path: dict(vars(each)) for path, each in self._network_with_loss.named_modules()}
         scale = [torch().ones((), device="cpu")] if self._gradients.scaled else []
-        with trace_context(self._network_with_loss, arguments, results, self._gradients.scaled):
-            traced = trace_step(self._network_with_loss, [*arguments.tensors, *scale])
-        changed = next(changed_attributes(self._network_with_loss, before), None)
-        if changed is not None:
-            for path, each in self._network_with_loss.named_modules():
-                vars(each).clear()
-                vars(each).update(held[path])
-            raise ModelError(f"{changed} changes in forward, and a module's Python runs only while a step is planned")
+        network = self._network_with_loss
+        with preserve_attributes(network):
+            register_plain_tensors(network)
+            with unchanged_attributes(network), trace_context(network, arguments, results, self._gradients.scaled):
+                traced = trace_step(network, [*arguments.tensors, *scale])
         if self._merges_losses:
             merge_traced_losses(traced[0], self._budget)
         return traced

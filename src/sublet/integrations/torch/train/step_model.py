@@ -13,6 +13,7 @@ from sublet.integrations.torch.reader.exported_program import device_of, require
 from sublet.integrations.torch.reader.fx_conversion import convert_graph, graph_results, placeholders
 from sublet.integrations.torch.reader.traced_tensor import TracedTensor, is_dense, torch
 from sublet.integrations.torch.train.optimizers import Cohort, OptimizerRule
+from sublet.integrations.torch.train.step_setting import named_tensors
 from sublet.integrations.torch.train.step_tracing import GraphSignature
 from sublet.ir.graph import Value
 from sublet.ir.model import Model
@@ -112,10 +113,7 @@ class StepWriter:
         graph, signature = traced
         require_cpu(device_of(graph), "train_step")
         level = self.level
-        named = {
-            **dict(self.network_with_loss.named_parameters(remove_duplicate=False)),
-            **dict(self.network_with_loss.named_buffers(remove_duplicate=False)),
-        }
+        named = named_tensors(self.network_with_loss)
         outputs_of = signature.backward_signature.gradients_to_parameters
         gradients_of = _sum_tied_gradients(graph, {out: named[name] for out, name in outputs_of.items()})
         traced_results = list(graph_results(graph))

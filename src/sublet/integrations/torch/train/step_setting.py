@@ -7,8 +7,14 @@ A step is planned from one trace. Any change of the eager loop's computation mus
 from __future__ import annotations
 
 import functools
+import random
+import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from sublet.base.errors import ModelError
 from sublet.base.optional_imports import require
@@ -47,10 +53,16 @@ REGISTRIES = {
     "_buffers",
     "_modules",
     "_non_persistent_buffers_set",
+    "_flat_weights",  # the parameters of recurrent layers once more
     *MODULE_HOOKS,
     *MODULE_HOOKS_ELSEWHERE,
 }
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
+FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
+MAX_DEPTH = 3
+"""Containers and objects inside each other that are part of the key. Deeper ones are described by type and length."""
+MAX_ELEMENTS = 4096
+"""Elements of a container that are part of the key. A longer container is described by type and length."""
 
 Setting = Hashable
 
@@ -120,7 +132,7 @@ def setting_of(
     members = {id(each): (i, j) for i, group in enumerate(groups) for j, each in enumerate(group["params"])}
     first: dict[int, int] = {}
     tensors = []
-    for i, (name, each) in enumerate((*module.named_parameters(remove_duplicate=False), *module.named_buffers())):
+    for i, (name, each) in enumerate(named_tensors(module).items()):
         same = first.setdefault(id(each), i)
         tensors.append((name, same, tensor_setting(each), each.requires_grad, members.get(id(each))))
     surroundings = (
@@ -129,8 +141,30 @@ def setting_of(
         t.are_deterministic_algorithms_enabled(), t.is_deterministic_algorithms_warn_only_enabled(),
         t.utils.deterministic.fill_uninitialized_memory, t.get_float32_matmul_precision(),
     )  # fmt: skip
-    modules = tuple((path, type(each), attributes_of(each)) for path, each in module.named_modules())
-    return (surroundings, tuple(tensors), modules, () if isinstance(loss, t.nn.Module) else function_setting(loss))
+    modules = tuple((path, type(each)) for path, each in module.named_modules())
+    attributes = tuple(attributes_of(module).items())
+    return (
+        surroundings,
+        tuple(tensors),
+        modules,
+        attributes,
+        () if isinstance(loss, t.nn.Module) else function_setting(loss),
+    )
+
+
+def named_tensors(module: Module) -> dict[str, Tensor]:
+    """Return the parameters, buffers and plain tensor attributes of a module and the modules inside, by name.
+
+    A tensor with several names is there several times.
+    """
+    plain = {
+        f"{path}.{name}" if path else name: value
+        for path, each in module.named_modules()
+        for name, value in vars(each).items()
+        if isinstance(value, torch().Tensor)
+    }
+    registered = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    return {**dict(registered), **plain}
 
 
 def tensor_setting(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], dtype, str]:
@@ -146,60 +180,107 @@ def tensor_setting(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], dt
     return tuple(tensor.shape), tensor.stride(), tensor.dtype, str(tensor.device)
 
 
-def attributes_of(module: Module) -> tuple[tuple[str, Setting], ...]:
-    """Return the attributes readable by a module's Python code.
+def attributes_of(module: Module) -> dict[str, Setting]:
+    """Return all that the Python code of a module and of the modules inside may read, by "path.name".
 
-    Plain values are returned as values, containers as length and plain values, functions and tensors as identities, and
-    all further attributes as types.
+    Attributes of the modules, plain attributes of the user's classes, and what `function_setting` finds of `forward`.
     """
-    return tuple((name, _value_setting(each)) for name, each in vars(module).items() if name not in REGISTRIES)
+    found: dict[str, Setting] = {}
+    known: dict[int, Setting] = {}
+    for path, each in module.named_modules():
+        for name, value in vars(each).items():
+            if name not in REGISTRIES:
+                found[f"{path}.{name}" if path else name] = _value_setting(value, known)
+    classes = dict.fromkeys(type(each) for each in module.modules())
+    for kind in dict.fromkeys(base for each in classes for base in each.__mro__):
+        if kind.__module__.partition(".")[0] in ("torch", "builtins"):
+            continue
+        for name, value in vars(kind).items():
+            if name == "forward":
+                found[f"{kind.__qualname__}.{name}"] = function_setting(value)
+            elif isinstance(value, PLAIN) and not name.startswith("__"):
+                found[f"{kind.__qualname__}.{name}"] = type(value), value
+    return found
 
 
-def _value_setting(value: object) -> Setting:
-    """Return a hashable description of an attribute value, see `attributes_of`."""
+def _value_setting(value: object, known: dict[int, Setting], depth: int = 0) -> Setting:
+    """Return a hashable description of a value.
+
+    Plain values are described by themselves, containers by their elements, functions, classes, modules and tensors by
+    their identities, and other objects by their attributes; `known` holds the descriptions of objects, by id.
+    """
     if isinstance(value, PLAIN):
         return type(value), value
-    if isinstance(value, torch().Tensor):
-        return "tensor", id(value)
-    if isinstance(value, dict):
-        value = [each for pair in value.items() for each in pair]
-    if isinstance(value, list | tuple | set | frozenset):
-        plain = tuple((type(each), each) for each in value if isinstance(each, PLAIN))
-        return "container", len(value), plain if not isinstance(value, set | frozenset) else frozenset(plain)
-    return ("callable", id(value)) if callable(value) else ("type", type(value))
+    t = torch()
+    if isinstance(value, list | tuple | set | frozenset | dict):
+        if len(value) > MAX_ELEMENTS or depth > MAX_DEPTH:
+            return type(value), len(value)
+        elements = (each for pair in value.items() for each in pair) if isinstance(value, dict) else value
+        settings = (_value_setting(each, known, depth + 1) for each in elements)
+        return type(value), frozenset(settings) if isinstance(value, set | frozenset) else tuple(settings)
+    if isinstance(value, (t.Tensor, t.nn.Module, type, *FUNCTIONS)):
+        return id(value)
+    if id(value) not in known:
+        known[id(value)] = type(value), id(value)  # an object that contains itself ends here
+        inner = vars(value).items() if hasattr(value, "__dict__") and depth < MAX_DEPTH else ()
+        settings = ((name, _value_setting(each, known, depth + 1)) for name, each in inner)
+        known[id(value)] = type(value), str(value) if isinstance(value, t.dtype | t.device) else tuple(settings)
+    return known[id(value)]
 
 
-def changed_attributes(module: Module, before: dict[str, tuple[tuple[str, Setting], ...]]) -> Iterator[str]:
-    """Yield the attributes with another description than in `before`, as "path.name"."""
-    for path, each in module.named_modules():
-        old, now = dict(before.get(path, ())), dict(attributes_of(each))
-        for name in {**old, **now}:
-            if old.get(name) != now.get(name) and isinstance(now.get(name, old.get(name)), tuple):
-                yield f"{path}.{name}" if path else name
+@contextmanager
+def unchanged_attributes(module: Module) -> Iterator[None]:
+    """Refuse a trace that changes attributes or draws random numbers of Python or NumPy, as a context manager.
+
+    Raises ModelError with the name of the attribute, also in place of an error inside: many errors of PyTorch follow
+    from such a change.
+    """
+    before, python, numpy = attributes_of(module), random.getstate(), np.random.get_state()
+    error: ModelError | None = None
+    try:
+        yield
+    except ModelError as raised:
+        error = raised
+    now = attributes_of(module)
+    once = "a module's Python runs only while a step is planned"
+    for name in {**before, **now}:
+        if before.get(name) != now.get(name):
+            raise ModelError(
+                f"{name} changes in forward, and {once}: if only the first call changes it, call the module once before"
+            ) from error
+    is_drawn = random.getstate() != python or not all(map(np.array_equal, np.random.get_state(), numpy))
+    if is_drawn and threading.active_count() == 1:  # another thread may have drawn
+        random.setstate(python)
+        np.random.set_state(numpy)
+        raise ModelError(f"forward draws random numbers of Python or NumPy, and {once}: draw them by torch") from error
+    if error is not None:
+        raise error
 
 
 def function_setting(function: Callable[..., object]) -> Setting:
-    """Return the plain values in a function's closure and defaults, and the plain globals read by the function."""
+    """Return the values in a function's closure and defaults, the plain globals that it reads, and the object of a
+    method.
+    """
     if isinstance(function, functools.partial):
         return (
             function_setting(function.func),
-            _value_setting(function.args),
-            _value_setting(tuple(function.keywords.items())),
+            _value_setting(function.args, {}),
+            _value_setting(tuple(function.keywords.items()), {}),
         )
     code = getattr(function, "__code__", None)
+    owner = _value_setting(getattr(function, "__self__", function), {})  # the object of a method; an object itself
     if code is None:
-        return id(function)
+        return id(function), owner
     cells = tuple(_cell_setting(cell) for cell in function.__closure__ or ())
     read = function.__globals__
-    names = tuple(
-        (name, _value_setting(read[name])) for name in code.co_names if name in read and isinstance(read[name], PLAIN)
-    )
-    return id(function), cells, _value_setting(function.__defaults__ or ()), names
+    names = tuple((name, read[name]) for name in code.co_names if name in read and isinstance(read[name], PLAIN))
+    types = tuple(type(value) for _, value in names)
+    return id(function), owner, cells, _value_setting(function.__defaults__ or (), {}), names, types
 
 
 def _cell_setting(cell: CellType) -> Setting:
     """Return a description of a closure cell's content; None for an empty cell."""
     try:
-        return _value_setting(cell.cell_contents)
+        return _value_setting(cell.cell_contents, {})
     except ValueError:  # an empty cell
         return None

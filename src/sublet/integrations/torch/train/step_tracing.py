@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -15,6 +18,7 @@ from sublet.integrations.torch.reader.exported_program import error_summary, sil
 from sublet.integrations.torch.reader.traced_tensor import torch
 from sublet.integrations.torch.reader.tracing_rules import decompositions, keep_operators
 from sublet.integrations.torch.train.step_setting import PLAIN
+from sublet.nn.source_location import PACKAGE
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,13 +105,61 @@ def module_with_loss(module: Module, loss: Loss) -> Module:
         def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
             arguments, results, scaled, autocast = self.__dict__["traced"]
             args, targets, keywords = arguments.with_tensors(tensors)
-            with autocast():
+            with autocast(), kept_state(self):
                 call = self.network if not self.apart else partial(_call_with_views, self.network)
                 judged = self.loss(call(*args, **keywords), *targets)
             loss, *others = results.flatten_result(judged)
             return (loss * tensors[-1], loss.detach(), *others) if scaled else (loss, *others)
 
     return Judged()
+
+
+def register_plain_tensors(module: Module) -> None:
+    """Make each plain tensor attribute of a module and the modules inside a buffer, so the trace reads its memory.
+
+    Raises ModelError for such a tensor with a gradient.
+    """
+    t = torch()
+    for path, each in module.named_modules():
+        tensors = {name: value for name, value in vars(each).items() if isinstance(value, t.Tensor)}
+        for name, value in tensors.items():
+            if value.requires_grad:
+                raise ModelError(
+                    f"{path}.{name} requires a gradient and is no parameter: register_parameter makes it one"
+                )
+            del vars(each)[name]
+            each._buffers[name] = value
+
+
+@contextmanager
+def kept_state(module: Module) -> Iterator[None]:
+    """Refuse a forward pass that replaces a parameter, a buffer or a module, or the memory of one; a context manager.
+
+    PyTorch's trace drops the replacement. Raises ModelError with the name.
+    """
+    before = _registered(module)
+    yield
+    now = _registered(module)
+    for name in {**before, **now}:
+        if before.get(name) != now.get(name):
+            raise ModelError(
+                f"{name} is replaced in forward, and a planned step keeps its tensors and modules: write into the "
+                "tensor, as by `copy_`"
+            )
+
+
+def _registered(module: Module) -> dict[str, Hashable]:
+    """Return identity and memory of each parameter, buffer and module inside a module, by "path.name"."""
+    fake = require("torch._subclasses.fake_tensor", extra="torch").FakeTensor
+    found: dict[str, Hashable] = {}
+    for path, each in module.named_modules():
+        for name, value in chain(each._parameters.items(), each._buffers.items(), each._modules.items()):
+            memory: Hashable = getattr(value, "requires_grad", None)
+            if type(value) is fake:
+                place = value.untyped_storage()._cdata, value.storage_offset(), value.dtype
+                memory = memory, place, tuple(value.shape), value.stride()
+            found[f"{path}.{name}" if path else name] = id(value), memory
+    return found
 
 
 def _call_with_views(network: Module, *args: Pytree, **keywords: Pytree) -> Pytree:
@@ -192,7 +244,7 @@ def trace_step(judged: Module, tensors: Sequence[Tensor]) -> tuple[GraphModule, 
         without_onednn = torch().backends.mkldnn.flags(enabled=False)
         drawn = torch().random.fork_rng(devices=[])
         changed = (silence_tracing(), keep_operators(), drawn, without_onednn, script_functions_in_python())
-        with ExitStack() as stack, checkpoints_run_once() as notes:
+        with ExitStack() as stack, checkpoints_run_once(judged) as notes:
             for each in changed:
                 stack.enter_context(each)
             try:
@@ -205,9 +257,34 @@ def trace_step(judged: Module, tensors: Sequence[Tensor]) -> tuple[GraphModule, 
     except SubletError:
         raise
     except Exception as error:  # user code raises errors of any type
-        raise ModelError(f"the step cannot be traced: {error_summary(error)}") from error
-    notes.require_one_run(judged, graph, signature)
+        raise ModelError(f"the step cannot be traced: {_reason(error)}") from error
+    notes.require_one_run(graph, signature)
+    for name in signature.user_inputs_to_mutate.values():
+        number = list(signature.user_inputs).index(name) + 1
+        raise ModelError(
+            f"the module or the loss writes into its argument (tensor {number} of the call), and a planned step leaves "
+            "the caller's tensors as they are: write into a copy, as of `x.clone()`"
+        )
     return graph, signature
+
+
+def _reason(error: Exception) -> str:
+    """Return the place of an error in the user's code, and the reason; what to do for errors known here."""
+    fake_tensor = require("torch._subclasses.fake_tensor", extra="torch")
+    reason = error_summary(error)
+    if isinstance(error, fake_tensor.DataDependentOutputException):
+        reason = (
+            "the code reads a number from a tensor, but a planned step runs no Python. "
+            'torch.compile(module, backend="sublet") divides the network at such a line'
+        )
+    elif any(text in str(error) for text in ("convert all Tensors to FakeTensors", "Mixing fake modes")):
+        reason = (
+            "the code reads a tensor that is no argument and no parameter, buffer or attribute of a module, such as a "
+            "global tensor or one in a list or a cache: make the tensor an attribute of a module"
+        )
+    libraries = (PACKAGE, str(Path(str(torch().__file__)).parent))
+    own = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith(libraries)]
+    return f"{own[-1].filename}:{own[-1].lineno}: {own[-1].line}: {reason}" if own else reason
 
 
 def _export_joint(judged: Module, tensors: Sequence[Tensor]) -> tuple[GraphModule, GraphSignature]:
@@ -283,23 +360,26 @@ class CheckpointCalls:
     """The modules and random draws within `torch.utils.checkpoint` during a trace.
 
     modules     the modules called within a checkpoint
+    changed     the names of the buffers written within a checkpoint
     draws_anew  True if a checkpoint does not preserve the state of the random generator
     """
 
+    judged: Module
     modules: list[Module] = field(default_factory=list)
+    changed: set[str] = field(default_factory=set)
     draws_anew: bool = False
 
-    def require_one_run(self, judged: Module, graph: GraphModule, signature: GraphSignature) -> None:
+    def require_one_run(self, graph: GraphModule, signature: GraphSignature) -> None:
         """Raise ModelError if a second run of a checkpointed function, as in the eager loop, would change the result.
 
         A second run changes the result through statistics updated by a module, and through random numbers drawn again.
         """
         for name in signature.buffers_to_mutate.values():
-            owner = judged.get_submodule(name.rpartition(".")[0])
-            if any(owner is each for each in self.modules):
+            owner = self.judged.get_submodule(name.rpartition(".")[0])
+            if name in self.changed or any(owner is each for each in self.modules):
                 raise ModelError(
-                    f"{name} changes within torch.utils.checkpoint: the eager loop changes it twice. Take "
-                    f"{type(owner).__name__} out of the checkpoint, or call it in evaluation"
+                    f"{name} changes within torch.utils.checkpoint: the eager loop changes it twice. Take the change "
+                    f"of {type(owner).__name__} out of the checkpoint, or call the module in evaluation"
                 )
         random = torch().Tag.nondeterministic_seeded
         if self.draws_anew and any(random in getattr(node.target, "tags", ()) for node in graph.graph.nodes):
@@ -313,20 +393,22 @@ class CheckpointCalls:
         hooks = require("torch.nn.modules.module", extra="torch")
         handle = hooks.register_module_forward_pre_hook(lambda module, _: self.modules.append(module))
         self.draws_anew |= not preserve
+        before = {name: (each, each._version) for name, each in self.judged.named_buffers()}
         try:
             yield
         finally:
             handle.remove()
+            self.changed |= {name for name, (each, version) in before.items() if each._version != version}
 
 
 @contextmanager
-def checkpoints_run_once() -> Iterator[CheckpointCalls]:
+def checkpoints_run_once(judged: Module) -> Iterator[CheckpointCalls]:
     """Let `torch.utils.checkpoint` run its function once, as a context manager.
 
     The planner decides on rematerialization instead.
     """
     checkpoint = require("torch.utils.checkpoint", extra="torch")
-    notes = CheckpointCalls()
+    notes = CheckpointCalls(judged)
 
     def generator(function: Callable[..., Pytree], preserve: bool, *_: object, **__: object) -> Iterator[None]:
         with notes.record_calls(preserve):
