@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 import pytest
 
+from benchmarks.models.builder import Builder
 from sublet.base.formatting import human
 from sublet.plan.file import load, save
 from tests.integrations.onnx.models import ARMS, parsed
@@ -408,6 +409,31 @@ def test_auto_runs_the_smaller_graph_and_tells_both_arenas(cli: Cli, model: Path
         assert (report["recipe"]["optimize"], report["arena_bytes"]) == (smaller, min(arenas.values()))
         assert all(human(nbytes) in report["remark"] for nbytes in arenas.values())
     assert "rewritten by onnxruntime: --optimize auto" in cli("plan", model)[1]
+
+
+def narrow_channels(channels: int) -> onnx.ModelProto:
+    """A network whose channels ONNX Runtime pads to whole blocks."""
+    b = Builder("narrow")
+    x = b.op("Relu", b.conv(b.input("image", (1, 3, 160, 160)), channels, 3, 1))
+    x = b.op("Relu", b.conv(x, channels, 3, 2))
+    return b.model(probabilities=b.classifier(b.conv(b.pool("MaxPool", x, 2, 2), 8, 3), 4))
+
+
+@pytest.mark.parametrize(("channels", "patches"), [(12, "patches 2x2@Conv_5"), (4, "")])
+def test_auto_patches_take_the_smallest_of_both_graphs(cli: Cli, model: Path, channels: int, patches: str) -> None:
+    """In patches or whole, as what patches save exceeds their kernels or not."""
+    pytest.importorskip("onnxruntime")
+    model.write_bytes(narrow_channels(channels).SerializeToString())
+    words = ("run", model, "--random", 1, "--json")
+    plain, patched = (json.loads(cli(*words, *more)[1]) for more in ((), ("--patches", "auto")))
+    assert (patched["recipe"]["optimize"], patched["recipe"]["changed"]) == ("none", patches)
+    assert patched["arena_bytes"] <= plain["arena_bytes"]
+    assert (patched["arena_bytes"] < plain["arena_bytes"]) == bool(patches)
+    assert "arena and kernels of patches: " in patched["remark"]
+    assert f" for the graph in the file{patches and f' in {patches}'}, " in patched["remark"]
+    assert "The model stays whole" not in patched["remark"] or not patches
+    status, out, _ = cli("run", model, "--random", 1, "--patches", "auto", "--budget", plain["arena_bytes"])
+    assert (status, "Fits the budget" in out) == (0, True)
 
 
 def test_an_unknown_backend(cli: Cli, graph: Path) -> None:

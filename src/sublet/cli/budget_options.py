@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ from sublet.cli.console import answer_console, budget_progress, error_console, p
 from sublet.ir.model import Model
 from sublet.ir.recipe import AS_IS
 from sublet.plan import MemoryPlan
-from sublet.planning.budget.patches import choose_patches
+from sublet.planning.budget.patches import AUTO as PATCHES_AUTO
+from sublet.planning.budget.patches import PatchedModel, choose_patches
 from sublet.planning.budget.result import FRONTIER_PERCENTS, BudgetResult, SearchOutcome
 from sublet.planning.pipeline import plan_memory
 from sublet.runtime.backends import AUTO
@@ -36,16 +37,26 @@ def read_smaller_graph(
     """Return the model of a request, with the front in patches if requested, see `choose_patches` for `for_run`.
 
     With "auto", a rewritten graph with a larger arena is replaced by the graph in the file, so that no run needs more
-    than the plan of the file. The remark of the model states both arenas, if different. With patches, "auto" is the
-    rewritten graph: names of nodes belong to one graph.
+    than the plan of the file. If patches are "auto" too, each graph is compared in its own best patches, or whole. The
+    remark of the model states both sizes, if different. `RxC@NODE` names a node of the rewritten graph.
     """
-    rewritten = _apply_patches_option(model_to_run(request), options, patches, for_run=for_run)
+    rewritten = model_to_run(request)
     level = rewritten.recipe.optimize
-    if request.optimize != AUTO or request.plan is not None or patches is not None or level == AS_IS:
-        return rewritten
+    is_named = patches not in (None, PATCHES_AUTO)
+    if request.optimize != AUTO or request.plan is not None or is_named or level == AS_IS:
+        return rewritten if patches is None else _tell(choose_patches(rewritten, options, patches, for_run=for_run))
     in_file = model_to_run(replace(request, optimize=AS_IS))
-    sizes = PlannedSize.of_model(in_file, options), PlannedSize.of_model(rewritten, options)
-    return _with_remark(in_file if sizes[0] < sizes[1] else rewritten, *sizes, level)
+    if patches is None:
+        sizes = PlannedSize.of_model(in_file, options), PlannedSize.of_model(rewritten, options)
+        return _with_remark(in_file if sizes[0] < sizes[1] else rewritten, *sizes, level)
+    chosen = choose_patches(rewritten, options, patches, for_run=for_run)
+    size = PlannedSize.of_patches(chosen)
+    try:
+        other = choose_patches(in_file, options, patches, for_run=for_run)
+    except SubletError:
+        return _with_remark(_tell(chosen), PlannedSize(inf, 0), size, level)
+    sizes = PlannedSize.of_patches(other), size
+    return _with_remark(_tell(other if sizes[0] < sizes[1] else chosen), *sizes, level)
 
 
 def plan_smaller_ranges(
@@ -71,14 +82,24 @@ def plan_smaller_ranges(
 
 @dataclass(frozen=True, order=True)
 class PlannedSize:
-    """The number of values not counted by a plan, infinity without a plan, and the bytes of the arena."""
+    """The size of a plan.
+
+    not_counted  the number of values not counted by the plan, infinity without a plan
+    nbytes       the bytes of the arena, and of additional kernels for patches
+    patches      the patches as text; "" for none
+    """
 
     not_counted: float
-    arena_bytes: int
+    nbytes: int
+    patches: str = field(default="", compare=False)
 
     @staticmethod
     def of_plan(plan: MemoryPlan) -> PlannedSize:
         return PlannedSize(len(plan.not_counted), plan.arena_bytes)
+
+    @staticmethod
+    def of_patches(choice: PatchedModel) -> PlannedSize:
+        return PlannedSize(len(choice.plan.not_counted), choice.needed_bytes, choice.patches)
 
     @staticmethod
     def of_model(model: Model, options: Options) -> PlannedSize:
@@ -90,26 +111,26 @@ class PlannedSize:
     def __str__(self) -> str:
         if self.not_counted == inf:
             return "no plan"
-        return f"{human(self.arena_bytes)}{f' with {self.not_counted} values not counted' if self.not_counted else ''}"
+        outside = f" with {self.not_counted} values not counted" if self.not_counted else ""
+        return f"{human(self.nbytes)}{outside}"
 
 
 def _with_remark(chosen: Model, in_file: PlannedSize, rewritten: PlannedSize, level: str) -> Model:
     """Return the model chosen by "auto"; the remark states both arenas, if different."""
     if in_file == rewritten:
         return chosen
-    figures = f"{in_file} for the graph in the file, {rewritten} rewritten by {level}"
-    remark = f"arena: {figures}; the smaller was taken (--optimize {AS_IS} and --optimize {level} choose)"
-    return replace(chosen, remark="; ".join(filter(None, (chosen.remark, remark))))
+    parts = [f" in patches {size.patches}" if size.patches else "" for size in (in_file, rewritten)]
+    figures = f"{in_file} for the graph in the file{parts[0]}, {rewritten} rewritten by {level}{parts[1]}"
+    kernels = " and kernels of patches" if any(parts) else ""
+    remark = f"arena{kernels}: {figures}; the smaller was taken (--optimize {AS_IS} and --optimize {level} choose)"
+    return replace(chosen, remark="; ".join(filter(None, (chosen.remark.removesuffix("."), remark))))
 
 
-def _apply_patches_option(source: Model, options: Options, text: str | None, *, for_run: bool) -> Model:
-    """Return the model with the front computed in patches, and print what the patches save; unchanged without `text`.
+def _tell(choice: PatchedModel) -> Model:
+    """Return the model with the front in patches, and print what the patches save.
 
     The remark of the model, a part of the answer, tells patches that save nothing.
     """
-    if text is None:
-        return source
-    choice = choose_patches(source, options, text, for_run=for_run)
     if choice.has_saving:
         error_console.print(Text(choice.words), soft_wrap=True)
     return choice.model_with_remark

@@ -64,6 +64,7 @@ from sublet.plan.file import load, save
 from sublet.plan.statistics import Growth, growth
 from sublet.plan.verdict import Advice, Advised, Verdict, max_total_bytes
 from sublet.planning.advice import MAX_SECONDS, OrderAdvice, advise_order
+from sublet.planning.budget.patches import AUTO as PATCHES_AUTO
 from sublet.planning.pipeline import plan_memory
 from sublet.viz.page import points_of, write_html
 from sublet.viz.report import plan_json
@@ -440,7 +441,7 @@ def _describe_run_graph(options: PlanOptions) -> str:
     levels = optimize_levels(options.model) if options.optimize == AS_IS else ()
     if not levels:
         return ""
-    if options.patches is not None:
+    if options.patches not in (None, PATCHES_AUTO):
         return f"`sublet run` has {levels[-1]} rewrite the model first: --optimize auto plans that."
     return f"`sublet run` runs this graph or, if smaller, the graph rewritten by {levels[-1]}: --optimize auto."
 

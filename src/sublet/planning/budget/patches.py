@@ -30,6 +30,7 @@ from sublet.passes.patching import (
     with_patches,
 )
 from sublet.passes.sinking import with_late_invariants
+from sublet.plan import MemoryPlan
 from sublet.planning.budget.cost_model import count_products
 from sublet.planning.pipeline import plan_memory, values_outside_arena
 
@@ -51,26 +52,36 @@ PLANNED_CANDIDATES = 2
 class PatchedModel:
     """A model with the front computed in patches, or unchanged if no patches need less.
 
+    plan          the plan of the model
     patches       the patches as text; "" for none
     bytes_before  the arena of the unchanged model
-    bytes_after   the arena now
     extra_share   additional multiplications and additions, as a share
     kept_bytes    additional bytes kept by the runtime for the kernels of the patches, estimated; 0 if not asked for
     declined      the patches with the smallest arena, if their kernels keep more bytes than the patches save
     """
 
     model: Model
+    plan: MemoryPlan
     patches: str
     bytes_before: int
-    bytes_after: int
     extra_share: float
     kept_bytes: int = 0
     declined: PatchedModel | None = None
 
     @property
+    def bytes_after(self) -> int:
+        """The bytes of the arena now."""
+        return self.plan.arena_bytes
+
+    @property
+    def needed_bytes(self) -> int:
+        """The bytes of the arena now and of the additional kernels."""
+        return self.bytes_after + self.kept_bytes
+
+    @property
     def has_saving(self) -> bool:
         """True if the arena and the kernels of the patches need fewer bytes than the arena of the unchanged model."""
-        return self.bytes_after + self.kept_bytes < self.bytes_before
+        return self.needed_bytes < self.bytes_before
 
     @property
     def model_with_remark(self) -> Model:
@@ -103,16 +114,17 @@ def choose_patches(model: Model, options: Options, text: str, *, for_run: bool =
     """
     if reason := why_no_patches(model):
         raise PlanError(reason)
-    before = plan_memory(model, options).arena_bytes
+    plan = plan_memory(model, options)
+    before = plan.arena_bytes
     texts = _likely_patches(model, options, for_run=for_run) if text == AUTO else [text]
-    tried = [PatchedModel(model, "", before, before, 0.0)] if text == AUTO else []
+    tried = [PatchedModel(model, plan, "", before, 0.0)] if text == AUTO else []
     for each in texts:
         changed = with_patches(model, each)
-        after = plan_memory(changed, options).arena_bytes
         kept = kept_bytes_of(changed.graph) - kept_bytes_of(model.graph) if for_run else 0
-        tried.append(PatchedModel(changed, each, before, after, _extra_share_of(model.graph, changed.graph), kept))
+        extra_share = _extra_share_of(model.graph, changed.graph)
+        tried.append(PatchedModel(changed, plan_memory(changed, options), each, before, extra_share, kept))
     smallest = min(tried, key=lambda found: (found.bytes_after, found.extra_share))
-    best = min(tried, key=lambda found: (found.bytes_after + found.kept_bytes, found.extra_share))
+    best = min(tried, key=lambda found: (found.needed_bytes, found.extra_share))
     return best if best.patches or not smallest.patches else replace(best, declined=smallest)
 
 
