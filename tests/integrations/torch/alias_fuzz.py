@@ -122,6 +122,7 @@ def observed(function: Callable[..., Any], given: list[Any], backend: str | None
     shared = [
         [one == other and each.numel() > 0 for other in places] for one, each in zip(places, results, strict=False)
     ]
+    shared += [[one is other for other in results] for one in results]
     about = [(each.shape, _steps(each), each.dtype, each.requires_grad) for each in results]
     values = [each.detach().clone() for each in results]
     losses = [(i + 1) * each.double().sum() for i, each in enumerate(results) if each.requires_grad]

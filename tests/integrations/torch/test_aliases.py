@@ -23,6 +23,7 @@ def _with(function: Function) -> Function:
 
 CASES: dict[str, Function] = {
     "changed in place": _with(lambda h: (torch.relu_(h), h)),
+    "changed in place, with a view": _with(lambda h: (h.add_(1), h, h.view(-1))),
     "one tensor twice": _with(lambda h: (h, h, h * 1)),
     "views and their base": _with(lambda h: (h, h.t(), h[0])),
     "views alone": _with(lambda h: (h[1:], h.t(), h[0])),
@@ -47,13 +48,14 @@ CASES: dict[str, Function] = {
 
 
 def observed(function: Function, given: Any, backend: str) -> list[Any]:
-    """What a caller sees of results: values, memory, steps, gradients, and what a change of one changes."""
+    """What a caller sees of results: values, memory, objects, steps, gradients, and what a change of one changes."""
     torch._dynamo.reset()
     a = given.detach().clone().requires_grad_(given.requires_grad)
     results = torch.utils._pytree.tree_leaves(torch.compile(function, backend=backend)(a))
     places = [each.untyped_storage().data_ptr() for each in results]
     seen: list[Any] = [
         [[one == other for other in places] for one in places],
+        [[one is other for other in results] for one in results],
         [(each.stride(), each.storage_offset(), each.dtype, each.requires_grad) for each in results],
         [each.detach().clone() for each in results],
     ]

@@ -47,6 +47,7 @@ class CallResult:
     number           a plain value, or an `OpaqueArgument`
     leaves_arena     True if the result lies in memory of the caller; False for a tensor in the arena
     shared_with      the first result position holding the same value, for results sharing memory
+    repeats          the first result position with the same tensor of the traced graph: both are one Python object
     argument_tensor  the traced argument viewed by the result; None if the result is the whole argument
 
     Example: results of f(x, n), with `a` read by the backward pass:
@@ -64,6 +65,7 @@ class CallResult:
     number: PassValue = None
     leaves_arena: bool = False
     shared_with: int | None = None
+    repeats: int | None = None
     argument_tensor: TracedTensor | None = None
 
     @cached_property
@@ -142,7 +144,8 @@ class CapturedPass:
         """Return the results by position, None for tensors in the arena; see `CallResult.resolve`."""
         results = [None] * len(self.results)
         for position, result in self._results_outside:
-            results[position] = result.resolve(position, args, computed)
+            known = None if result.repeats is None else results[result.repeats]
+            results[position] = result.resolve(position, args, computed) if known is None else known
         return results
 
 
@@ -227,7 +230,7 @@ def capture_program(
         stands.append(converted)
     results = convert_graph(level, forward, stands)
     names = [getattr(node, "name", None) for node in graph_results(forward)]
-    _add_results(level, first, results, dict(enumerate(stands)), _saved_positions(names, backward), sharing=True)
+    _add_results(level, first, results, dict(enumerate(stands)), _saved_positions(names, backward), names=names)
     pieces = [first]
     if backward is not None:
         level.emitter.nodes.append(Node(conversion.names.fresh("cut"), SUSPEND, (), ()))
@@ -311,7 +314,7 @@ def _add_results(
     held: Mapping[int, ConvertedValue],
     saved: set[int],
     begin: int = 0,
-    sharing: bool = False,
+    names: Sequence[str | None] = (),
 ) -> None:
     """Add the results of a pass, with copy-out nodes right after the definitions, not before node `begin`.
 
@@ -320,8 +323,10 @@ def _add_results(
         held: arguments kept by the caller, by position; a result equal to an argument needs no copy.
         saved: positions of results only saved for the backward pass; these stay in the arena.
         begin: position of the first node of the pass.
-        sharing: True if results sharing memory in eager PyTorch must share memory; gradients need not.
+        names: the nodes of the results, if results sharing memory in eager PyTorch must share memory; gradients need
+            not.
     """
+    sharing = bool(names)
     arguments = {
         stand: position for position, stand in held.items() if isinstance(stand, TracedTensor | OpaqueArgument)
     }
@@ -344,7 +349,9 @@ def _add_results(
             }
             name = level.conversion.names.fresh(f"take.{home.value.name}")
             _insert_after_definition(level, home.value, Node(name, COPY_OUT, (home.value,), (), attrs), begin)
-        piece.results.append(CallResult(home, leaves_arena=taken, shared_with=first))
+        same = names.index(names[position]) if first is not None else position
+        repeats = same if same != position and same not in saved else None
+        piece.results.append(CallResult(home, leaves_arena=taken, shared_with=first, repeats=repeats))
 
 
 def _argument_views(
