@@ -21,13 +21,16 @@ peak read from Inductor's allocations counts the groups. `train/traced_losses.py
 
 from __future__ import annotations
 
+import copy
 import operator
+import warnings
 from collections.abc import Iterator, Sequence
 from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from sublet.base.optional_imports import require
+from sublet.integrations.torch.reader.exported_program import error_summary
 from sublet.integrations.torch.reader.traced_tensor import torch
 
 if TYPE_CHECKING:
@@ -162,7 +165,8 @@ LINEAR = ("input", "weight", "bias")
 def merge_losses(module: GraphModule, losses: str, planned: bool = False) -> int:
     """Merge each large cross entropy with the linear layer of its logits, and return the number of merged losses.
 
-    No other node may read the logits. Losses with class weights, with smoothing, and of each row stay as they are.
+    No other node may read the logits. Losses with class weights, with smoothing, and of each row stay as they are. An
+    unexpected error leaves the whole graph as it was, with a warning.
 
     Args:
         module: a graph of Dynamo, with the traced tensors in `meta["example_value"]`; changed in place.
@@ -172,11 +176,17 @@ def merge_losses(module: GraphModule, losses: str, planned: bool = False) -> int
     if losses == "whole":
         return 0
     found = [node for node in module.graph.nodes if node.target is torch().nn.functional.cross_entropy]
-    merged = sum(_merge_loss(module.graph, node, losses, planned) for node in found)
-    if merged:
-        module.graph.lint()
-        module.recompile()
-    return merged
+    before = copy.deepcopy(module.graph) if found else module.graph
+    try:
+        merged = sum(_merge_loss(module.graph, node, losses, planned) for node in found)
+        if merged:
+            module.graph.lint()
+            module.recompile()
+        return merged
+    except Exception as error:  # an error in Sublet must not stop the program
+        module.graph = before
+        warnings.warn(f"sublet computes the losses of a graph at once: {error_summary(error)}", stacklevel=2)
+        return 0
 
 
 def _merge_loss(graph: Graph, loss: Node, losses: str, planned: bool) -> bool:
