@@ -28,6 +28,8 @@ from sublet.ir.graph import Value
 
 ENTRY_SUFFIX = ".npy"
 ARCHIVE_SUFFIX = ".npz"
+ARCHIVE_BEGINNINGS = (b"PK\x03\x04", b"PK\x05\x06")
+"""The first bytes of an archive, and of an empty one. Another program may lie in front of a zip."""
 MAX_UNPLANNED_BYTES = 1 << 30
 """Maximum bytes of an array for an input of unknown size; a larger array is an error."""
 
@@ -193,7 +195,12 @@ def _read_all_entries(path: Path, inputs: Mapping[str, Value]) -> Arrays:
 
 
 def _list_entries(path: Path) -> dict[str, zipfile.ZipInfo]:
+    """Return the entries of an archive by name. Raises RunError for another file, and for one with bytes in front."""
     try:
+        with path.open("rb") as file:
+            begin = file.read(len(ARCHIVE_BEGINNINGS[0]))
+        if begin not in ARCHIVE_BEGINNINGS:
+            raise RunError(f"{path}: begins with {begin!r}, and a .npz file is a zip: save arrays with numpy.savez")
         with zipfile.ZipFile(path) as archive:
             return {about.filename: about for about in archive.infolist()}
     except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
