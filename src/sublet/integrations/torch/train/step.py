@@ -84,7 +84,8 @@ def train_step(
 
     A step either computes the result of the eager loop, or raises before any change. The first call plans the step. A
     call with another setting plans again: shapes, plain arguments, training or evaluation, `requires_grad`, optimizer
-    options other than numbers, autocast. The Python code of `module` and `loss` runs only while a step is planned.
+    options other than numbers, attributes of modules, autocast. The Python code of `module` and `loss` runs only while
+    a step is planned; docs/torch.md lists the state that the code may read and change.
 
     Args:
         module: a module on the CPU; the optimizer must hold every parameter requiring a gradient.
@@ -98,9 +99,9 @@ def train_step(
         accumulate: number of calls with gradients added up before each update of the optimizer, at least 1.
         scaler: a torch.amp.GradScaler for the CPU. The step scales the loss, skips the update if a gradient is not
             finite, and updates the scaler.
-        budget: the maximum bytes of the arena, a number or a text such as "400MiB", including scratch memory of
-            kernels. The planner rematerializes values to stay within the budget (docs/budget.md). Parameters, optimizer
-            state and arguments lie outside of the arena.
+        budget: the maximum bytes of the arena, a number or a text such as "400MiB". The planner rematerializes values
+            to stay within the budget (docs/budget.md). Parameters, optimizer state and arguments lie outside of the
+            arena, and so does memory that a library takes inside a call.
         losses: "auto" or "rows" computes a large cross entropy over a vocabulary in groups of rows; "whole" at once
             (docs/torch.md).
 
