@@ -54,6 +54,7 @@ def _selective() -> Any:
 HOW = {
     "plain": lambda function, x: function(x),
     "checkpoint": lambda function, x: checkpoint(function, x, use_reentrant=False),
+    "reentrant": lambda function, x: checkpoint(function, x, use_reentrant=True),
     "selective": lambda function, x: checkpoint(function, x, use_reentrant=False, context_fn=_selective),
 }
 
@@ -95,6 +96,36 @@ def test_checkpoints_train_as_with_aot_eager(state: str, how: str) -> None:
     for mine, wanted in zip(trained(network, "sublet"), trained(network, "aot_eager"), strict=True):
         assert torch.allclose(mine, wanted, rtol=1e-4, atol=1e-4)
     assert sublet.torch.report()[-1].plan is not None
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("training", [True, False])
+def test_checkpoints_train_in_steps_as_eagerly_or_are_refused(state: str, how: str, training: bool) -> None:
+    """Only a buffer that changes within a checkpoint is refused: the eager loop changes it twice."""
+    torch.manual_seed(0)
+    eager = nn.Sequential(nn.Linear(16, 16), Network(state, how)).train(training)
+    module = copy.deepcopy(eager)
+    optimizers = [torch.optim.SGD(each.parameters(), 0.01, momentum=0.9) for each in (eager, module)]
+    step = sublet.torch.train_step(module, lambda y: y.square().mean(), optimizers[1])
+    changes = state == "average" or (state == "batch norm" and training)
+    x = torch.randn(3, 12, 16)
+    if changes and how != "plain":
+        with pytest.raises(sublet.SubletError, match=r"changes within torch\.utils\.checkpoint"):
+            step(x[0])
+        return
+    for k, each in enumerate(x):
+        torch.manual_seed(k)
+        optimizers[0].zero_grad()
+        wanted = eager(each).square().mean()
+        wanted.backward()
+        optimizers[0].step()
+        drawn = torch.get_rng_state()
+        torch.manual_seed(k)
+        torch.testing.assert_close(step(each), wanted.detach(), rtol=1e-5, atol=1e-6)
+        assert torch.equal(torch.get_rng_state(), drawn)
+    for mine, right in zip(module.state_dict().values(), eager.state_dict().values(), strict=True):
+        torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("state", STATES)
