@@ -64,8 +64,10 @@ def compile(
                backend. Results of backends differ in the last bits.
     optimize   the rewriting of an ONNX model before planning: "onnxruntime" by ONNX Runtime's optimiser,
                "onnxruntime-extended" and "onnxruntime-basic" by lower levels of the optimiser, "none" for no rewriting;
-               "auto" chooses "onnxruntime" if ONNX Runtime is the first backend, "none" otherwise. With a plan, "auto"
-               is the level of the plan.
+               "auto" chooses "onnxruntime" if ONNX Runtime is the first backend, "none" otherwise: the rewritten graph
+               runs faster, but may have the larger arena. `sublet plan --optimize auto` and `sublet run` take the graph
+               with the smaller arena; for the same memory pass the plan of `sublet run --save-plan`, or the level that
+               the command reports. With a plan, "auto" is the level of the plan.
     assume     shapes of ONNX values without inferred shape, see `read_model`
     options    the planning options
     plan       an existing plan of the model
