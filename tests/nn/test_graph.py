@@ -475,3 +475,28 @@ def test_a_convolution_spells_its_attributes_as_the_command_does(axes: int) -> N
     assert made.shape == nn.conv(x, g.parameters[0], groups=2, **attrs).shape
     kept = layers.conv(x, 6, 3, strides=1, dilations=2)
     assert kept.shape == (2, 6, *extents), "an odd kernel at stride 1 keeps the extent"
+
+
+@pytest.mark.parametrize(
+    ("reduce", "words"),
+    [
+        (lambda x: nn.sum(x, axis=0), "nn.sum has no attribute 'axis'. Its attributes: axes, keepdims."),
+        (lambda x: nn.var(x, dim=0), "nn.var has no attribute 'dim'. Its attributes: axes, keepdims, correction."),
+        (lambda x: nn.std(x, axis=0), "nn.std has no attribute 'axis'. Its attributes: axes, keepdims, correction."),
+        (lambda x: nn.any(x, axis=0), "nn.any has no attribute 'axis'. Its attributes: axes, keepdims."),
+        (lambda x: nn.all(x=x, axis=0), "nn.all has no attribute 'axis'. Its attributes: axes, keepdims."),
+        (lambda x: nn.squeeze(x, axis=0), "nn.squeeze has no attribute 'axis'. Its attributes: axes."),
+        (
+            lambda x: x.mean(axis=0),
+            "Tensor.mean has no attribute 'axis'. Its attributes: axes (by position), keepdims.",
+        ),
+        (lambda x: x.max(axes=0), "Tensor.max has no attribute 'axes'. Its attributes: axes (by position), keepdims."),
+    ],
+)
+@pytest.mark.parametrize("make", [sublet.Graph, lambda name: sublet.DynamicGraph()])
+def test_a_wrong_keyword_of_a_reduction_names_the_right_one(make: Any, reduce: Any, words: str) -> None:
+    graph = make("g")
+    x = graph.input("x", (2, 3)) if isinstance(graph, sublet.Graph) else graph.tensor(np.ones((2, 3), np.float32))
+    with pytest.raises(SpecError, match=re.escape(words)) as raised:
+        reduce(x)
+    assert "test_graph.py:" in str(raised.value)

@@ -14,6 +14,7 @@ from inspect import Parameter, Signature, signature
 from typing import Any
 
 from sublet.nn import composed
+from sublet.nn.keywords import require_known_keywords
 from sublet.nn.tensor import FUNCTION_NAMES, first_tensor
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import PREFIX, Command, Required
@@ -51,7 +52,7 @@ def _command_signature(record: Command) -> Signature:
 
 _FUNCTIONS = {
     **{name: _command_function(record) for name, record in COMMANDS.items()},
-    **{name: getattr(composed, name) for name in composed.__all__},
+    **{name: require_known_keywords(getattr(composed, name)) for name in composed.__all__},
 }
 __all__ = sorted(_FUNCTIONS)
 globals().update(_FUNCTIONS)

@@ -11,6 +11,7 @@ import numpy as np
 from sublet.base.errors import SpecError, SubletError
 from sublet.base.tensor import DType
 from sublet.ir.graph import Value
+from sublet.nn.keywords import require_known_keywords
 from sublet.nn.source_location import at_line
 from sublet.nn.tensor_index import IndexedBlock, UpdatableSlices
 from sublet.ops.nn import COMMANDS
@@ -265,18 +266,22 @@ class Tensor:
         """The tensor with reversed axes."""
         return self.transpose()
 
+    @require_known_keywords
     def sum(self, *axes: int | Sequence[int], keepdims: bool = False) -> Tensor:
         """Return the sum over `axes`, or over all axes by default; `keepdims` keeps the axes with extent 1."""
         return self._apply("nn.sum", self, axes=_integers(axes), keepdims=keepdims)
 
+    @require_known_keywords
     def mean(self, *axes: int | Sequence[int], keepdims: bool = False) -> Tensor:
         """Return the mean over `axes`, or over all axes by default; `keepdims` keeps the axes with extent 1."""
         return self._apply("nn.mean", self, axes=_integers(axes), keepdims=keepdims)
 
+    @require_known_keywords
     def max(self, *axes: int | Sequence[int], keepdims: bool = False) -> Tensor:
         """Return the maximum over `axes`, or over all axes by default; `keepdims` keeps the axes with extent 1."""
         return self._apply("nn.max", self, axes=_integers(axes), keepdims=keepdims)
 
+    @require_known_keywords
     def min(self, *axes: int | Sequence[int], keepdims: bool = False) -> Tensor:
         """Return the minimum over `axes`, or over all axes by default; `keepdims` keeps the axes with extent 1."""
         return self._apply("nn.min", self, axes=_integers(axes), keepdims=keepdims)
