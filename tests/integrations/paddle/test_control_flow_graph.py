@@ -50,6 +50,11 @@ def test_memory_optimization_is_the_transpiler(policy: str) -> None:
     assert graph.get_program() != CONDITIONAL
 
 
+def test_no_variables_to_skip_are_none_as_in_fluid() -> None:
+    assert transpile(CONDITIONAL, skip_opt_set=None) == transpile(CONDITIONAL)
+    assert ControlFlowGraph(CONDITIONAL, None).get_program() == CONDITIONAL
+
+
 def test_steps_are_called_in_order() -> None:
     graph = ControlFlowGraph(CONDITIONAL)
     assert graph.get_program() == CONDITIONAL

@@ -52,7 +52,7 @@ class ControlFlowGraph:
     live_in, live_out         the variables live before and after a node, after `dataflow_analysis`
     """
 
-    def __init__(self, program: Any, skip_opt_set: Names = ()) -> None:
+    def __init__(self, program: Any, skip_opt_set: Names | None = None) -> None:
         """Keep the program; `skip_opt_set` are variables to leave unchanged, live at the end.
 
         Raises ModelError for an argument that is not a program.
@@ -116,7 +116,7 @@ class ControlFlowGraph:
 
 def transpile(
     program: Any,
-    skip_opt_set: Names = (),
+    skip_opt_set: Names | None = None,
     print_log: bool = False,
     level: int | None = None,
     skip_grads: bool = True,
@@ -131,7 +131,7 @@ def transpile(
 ) -> Any:
     """Return an equivalent program with less memory: bytes for bytes, a Program for a `paddle.static.Program`.
 
-    skip_opt_set  variables to leave unchanged, by name or as Paddle's variables
+    skip_opt_set  variables to leave unchanged, by name or as Paddle's variables; None for no variables
     print_log     print one line with the result on standard error
     level         the published level 0 or 1; without a level, `policy` decides
     skip_grads    for the published levels: gradients of parameters keep their names
@@ -176,9 +176,9 @@ def _serialize(program: Any) -> bytes:
     return bytes(desc.serialize_to_string())
 
 
-def _variable_names(names: Names) -> tuple[str, ...]:
-    """Return the names of variables."""
-    return tuple(name if isinstance(name, str) else str(name.name) for name in names)
+def _variable_names(names: Names | None) -> tuple[str, ...]:
+    """Return the names of variables; no names for None."""
+    return tuple(name if isinstance(name, str) else str(name.name) for name in names or ())
 
 
 def _describe_report(report: TranspileReport) -> str:
