@@ -47,8 +47,23 @@ def test_a_constant_decides_the_verdict_and_the_check_knows_the_constant(cli: Cl
     assert cli("export", path, "--dim", "n=3", "--const", "rate=8000", "--to", "c", "--out", tmp_path / "b")[0] == 0
     first, second = (sorted(folder.iterdir()) for folder in (tmp_path / "a", tmp_path / "b"))
     assert [file.read_bytes() for file in first] == [file.read_bytes() for file in second]
-    status, _, err = cli("export", path, "--plan", plan, "--to", "onnx", "--out", tmp_path / "c")
-    assert (status, "with rate=8000" in err) == (2, True)
+
+
+def test_an_exported_model_holds_the_constant(cli: Cli, path: Path, tmp_path: Path) -> None:
+    words, written = ("--dim", "n=3", "--const", "rate=8000", "--const"), tmp_path / "c" / "net_planned.onnx"
+    assert cli("export", path, *words[:-1], "--to", "onnx", "--out", tmp_path / "c")[0] == 0
+    assert cli("check", written)[0] == 0
+    graph = onnx.load(written).graph
+    assert [value.name for value in graph.input] == ["x", "gain"]
+    assert [onnx.numpy_helper.to_array(tensor).tolist() for tensor in graph.initializer if tensor.name == "rate"] == [
+        8000
+    ]
+    assert (
+        cli("run", written, "--dim", "n=3", "--input", f"x={tmp_path / 'x.npy'}", "--out", tmp_path / "y.npz")[0] == 0
+    )
+    assert np.load(tmp_path / "y.npz")["y"] == -6
+    status, _, err = cli("export", path, *words, "gain=open", "--to", "onnx", "--out", tmp_path / "d")
+    assert (status, "with rate=8000, gain=open" in err, "export to c, csv or markdown" in err) == (2, True, True)
 
 
 def test_a_default_is_given_like_any_input(cli: Cli, path: Path, tmp_path: Path) -> None:

@@ -25,8 +25,9 @@ from sublet.integrations.onnx.plan_reader import (
 )
 from sublet.integrations.onnx.reader.model import from_proto
 from sublet.integrations.onnx.reader.model_file import names_read_by, read_model, require_utf8
+from sublet.integrations.onnx.reader.reading import with_constants
 from sublet.integrations.onnx.reader.types import ELEMENT_NUMBERS
-from sublet.ir.recipe import AS_IS
+from sublet.ir.recipe import AS_IS, OPEN_DEFAULT
 from sublet.passes.trip_counts import bound_trip_counts
 from sublet.plan import POINTER, MemoryPlan, Placement, bound_storage_name
 from sublet.plan.export import ExportContext
@@ -86,21 +87,28 @@ MAX_LISTED_NAMES = 20
 def embed_plan(plan: MemoryPlan, context: ExportContext) -> Mapping[str, str | bytes]:
     """Return the model's file with the plan in its metadata, as {file name: bytes}.
 
+    An input fixed by the plan is an initialiser of the returned model.
+
     Raises PlanError if the plan is not for the unchanged graph of an ONNX file, or if no node order of the file matches
     the plan's order.
     """
     if context.model is None or context.model.suffix.lower() != ".onnx":
         raise PlanError("an ONNX export writes the plan into the model file: pass the .onnx file of the plan")
     recipe = plan.recipe
-    if recipe.optimize != AS_IS or recipe.changed or recipe.split or recipe.again or recipe.const or recipe.state:
+    const = dict(recipe.const)
+    is_changed = recipe.optimize != AS_IS or recipe.changed or recipe.split or recipe.again or recipe.state
+    if is_changed or OPEN_DEFAULT in const.values():
         raise PlanError(
-            f"the plan is for the graph {plan.recipe.description}, not for the unchanged graph of {context.model}"
+            f"the plan is for the graph {recipe.description}, not for the unchanged graph of {context.model}. Plan the "
+            "model without these changes, or export to c, csv or markdown"
         )
     require_counted(plan, "the metadata")
     if not _single_placements(plan):
         raise PlanError(f"no tensor of {context.model} keeps one place in an arena: there is no offset to write")
     model = read_model(context.model)
     require_utf8(model, context.model.name)
+    if const:
+        model, _ = with_constants(model, const, dict(plan.dims), context.model.name, context.model.parent)
     sort_into_plan_order(model.graph, plan)
     _write_plan_metadata(model, plan)
     _judge_written_plan(model, plan, context.model)

@@ -74,7 +74,7 @@ def _read(
     loop_limits: Mapping[str, int] | None,
 ) -> Model:
     """Read a ModelProto, its inputs bound to constants; external data lies below `folder`."""
-    bound, defaults = _with_constants(model, const, dims or {}, where, folder) if const else (model, {})
+    bound, defaults = with_constants(model, const, dims or {}, where, folder) if const else (model, {})
     if optimize == AS_IS:
         read = from_proto(bound, dims, where=where, folder=folder, assume=assume, loop_limits=loop_limits)
     else:
@@ -86,7 +86,7 @@ def _read(
 # Constants of inputs, and inputs with a default, as a change of the file: every later stage reads a plain ONNX model.
 
 
-def _with_constants(
+def with_constants(
     model: onnx.ModelProto, const: Mapping[str, str], dims: Mapping[str, int], where: str, folder: Path | None
 ) -> tuple[onnx.ModelProto, dict[str, Weight]]:
     """Return the model with constants as initialisers, opened inputs without initialiser, and the opened defaults.
