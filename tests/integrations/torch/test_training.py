@@ -20,6 +20,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import torch.optim.optimizer as optimizer_module  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.optim import lr_scheduler  # noqa: E402
 
 from tests.integrations.torch import step_grid  # noqa: E402
 
@@ -193,6 +194,37 @@ def digits() -> tuple[Any, Any]:
 def test_random_loops_are_eagers_or_refused(seed: int) -> None:
     """A part of `make fuzz`, which runs 2,000 of them."""
     step_grid.judge(step_grid.drawn(seed))
+
+
+SCHEDULERS = {
+    **step_grid.SCHEDULERS,
+    "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(o, total_iters=2), lr_scheduler.ExponentialLR(o, 0.9)]
+    ),
+    "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0),
+    "SWALR": lambda o: torch.optim.swa_utils.SWALR(o, swa_lr=0.01),
+}
+
+
+@pytest.mark.parametrize("name", sorted({*lr_scheduler.__all__, "SWALR"} - {"LRScheduler"}))
+def test_every_scheduler_moves_a_step_as_the_eager_loop(name: str) -> None:
+    """By one plan. A PyTorch with another scheduler fails here."""
+    torch.manual_seed(0)
+    eager = nn.Linear(6, 3)
+    module = copy.deepcopy(eager)
+    optimizers = [torch.optim.SGD(each.parameters(), 0.1, momentum=0.9) for each in (eager, module)]
+    step = sublet.torch.train_step(module, F.cross_entropy, optimizers[1])
+    sides = [SCHEDULERS[name](each) for each in optimizers]
+    plans = set()
+    for _ in range(6):
+        x, labels = torch.randn(8, 6), torch.randint(0, 3, (8,))
+        torch.testing.assert_close(step(x, labels), eager_step(eager, optimizers[0], x, labels))
+        plans.add(id(step.plan))
+        for scheduler in sides:
+            scheduler.step(*([1.0] if name == "ReduceLROnPlateau" else []))
+        assert optimizers[0].param_groups[0]["lr"] == optimizers[1].param_groups[0]["lr"]
+    assert len(plans) == 1
+    torch.testing.assert_close(module.weight, eager.weight)
 
 
 def test_every_registry_of_hooks_is_known() -> None:
