@@ -200,6 +200,7 @@ def test_output_names_are_kept(tmp_path: Path) -> None:
     assert parse(text) == model.graph == parse(to_text(model.graph))
     assert parse_model(to_text(model.graph)).outputs == ()
     assert [*compile(path)(x=np.ones((2, 3), np.float32))] == ["odd name", "x2"]
+    assert [*compile(parse(text))(x=np.ones((2, 3), np.float32))] == ["relu", "mul"]
     for wrong in ('return %relu as "mul", %mul', 'return %relu as "a", %mul as "a"', 'return %relu, %mul as "relu"'):
         with pytest.raises(TextError, match="is the name of another output"):
             parse(text.replace('return %relu as "odd name", %mul as "x2"', wrong))

@@ -23,7 +23,10 @@ MAX_DEPTH = 100
 
 
 def parse(text: str, source: str = "<text>") -> Graph:
-    """Return the graph described by a text. Raises TextError with the line of the first mistake."""
+    """Return the graph described by a text. Raises TextError with the line of the first mistake.
+
+    A graph has no other names for its outputs: `as "mean"` is dropped. `sublet.read_model` of a file keeps the names.
+    """
     return parse_model(text, source).graph
 
 
