@@ -218,7 +218,15 @@ REFUSED: list[tuple[Callable[[Any], Any], str]] = [
     (lambda x: x.at[5].set(0), "no index 5"),
     (lambda x: x.at[0].set(np.zeros(3)), "broadcast"),
     (lambda x: x.at[np.array([0, 1])].set(0), "selects several rows"),
-    (lambda x: x[np.array([True, False, True])], "is not an index"),
+    (lambda x: x[np.array([True, False, True])], r"an array bool\[3\] is not an index"),
+    (
+        lambda x: x.at[np.ones((3, 4), bool)].set(0),
+        r"an array bool\[3, 4\] is not an index: .* for a mask use nn.where",
+    ),
+    (
+        lambda x: x.at[0, 0, 0, np.ones((3, 4), bool)].set(0),
+        r"integers or slices, not \[0, 0, 0, an array bool\[3, 4\]",
+    ),
     (lambda x: x.__setitem__(0, 1), "x.at"),
     (lambda x: x.std(), "call nn.std"),
     (lambda x: nn.stak, "did you mean nn.stack"),

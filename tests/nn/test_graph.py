@@ -420,6 +420,8 @@ MISTAKES: list[tuple[Callable[[Any, Any], Any], str]] = [
     (lambda g, x: layers.dense(x.sum(), 3), r"must have the axes \[..., I\]"),
     (lambda g, x: layers.self_attention(x.reshape(1, 3, 4), 3), "cannot be split into 3 heads"),
     (lambda g, x: layers.dense(np.ones((2, 2)), 3), "ndarray is not a Tensor"),
+    (lambda g, x: layers.dense([[1.0, 2.0]], 3), "list is not a Tensor: make an array with numpy.array"),
+    (lambda g, x: g.output("y", [1.0]), "list is not a Tensor: convert it with g.constant"),
     (lambda g, x: layers.dense(nn.split(x, axis=0, sizes=(1, 2)), 3), "tuple is not a Tensor: pass one item"),
     (lambda g, x: g.while_({"h": x}, rounds=x), "must be an integer >= 0; for a number known only at run time"),
     (lambda g, x: g.while_({"h": x}, max_trips=0), "must be an integer >= 1"),

@@ -123,6 +123,13 @@ def test_the_gradient_of_softmax_cross_entropy_needs_no_scores() -> None:
     [
         ("softmax_cross_entropy", ["f32[8,10]", "i64[10]"], {}, r"the labels are i64\[10\], expected i64\[8\]"),
         ("softmax_cross_entropy", ["f32[8,10]", "f32[8]"], {}, "the labels, is .* expected one of the types i32, i64"),
+        (
+            "softmax_cross_entropy",
+            ["f32[8,10]", "f32[8,10]"],
+            {},
+            "i64: pass integer class numbers, not one-hot vectors",
+        ),
+        ("softmax_cross_entropy", ["f32[8,10]", "i64[8,10]"], {}, "a row: pass integer class numbers, not one-hot"),
         ("softmax_cross_entropy", ["f32[8,0]", "i64[8]"], {}, "its last axis must be the classes"),
         ("categorical_cross_entropy", ["f32[]", "i64[]"], {}, "its last axis must be the classes"),
         (

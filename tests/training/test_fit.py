@@ -233,6 +233,24 @@ def test_summaries_of_networks_without_an_executable() -> None:
     assert "arena" not in str(weights)
     with pytest.raises(sublet.SubletError, match="is no network"):
         sublet.summary(3)
+    with pytest.raises(SpecError, match=r"Pass the shape, as in summary\(net, \(8, 3\)\), or an array"):
+        sublet.summary(NET)
+    with pytest.raises(sublet.SubletError, match=r"JitFunction is no network: pass its `.graph`"):
+        sublet.to_text(net)  # type: ignore[arg-type]
+    assert sublet.to_text(net.graph).startswith("graph @")
+
+
+def test_batches_without_names_are_refused() -> None:
+    step, (x, labels) = training(), BATCHES[0].values()
+    with pytest.raises(RunError, match=r"expected fit\(step, batches\): pass batches of inputs and targets by name"):
+        sublet.fit(step, x, labels)  # type: ignore[arg-type]
+    for batches in ([(x, labels)], x):
+        for run in (sublet.fit, sublet.evaluate):
+            with pytest.raises(
+                RunError, match=r"expected a mapping: pass batches .* fit\(step, \[\{'x': x, 'y': y\}\]\)"
+            ):
+                run(step, batches)  # type: ignore[arg-type]
+    assert step.weights["step/net/0/weight.step"] == 0
 
 
 def test_fit_stops_early_and_saves_the_best_epoch(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sublet.api.weights import HasWeights
+from sublet.base.errors import SpecError
 from sublet.base.formatting import human, printable
 from sublet.base.ranges import holds, union_length
 from sublet.base.tensor import TensorSpec
@@ -107,7 +108,12 @@ def summary(network: Any, *examples: Any) -> Summary:
 
 
 def _written_module(module: Module, examples: Sequence[Any]) -> Graph:
-    """Return a graph with a call of a module on inputs like the examples."""
+    """Return a graph with a call of a module on inputs like the examples. Raises SpecError without examples."""
+    if not examples:
+        raise SpecError(
+            f"summary of the module {module.kind}: expected a shape or an example for each input, got none. Pass the "
+            "shape, as in summary(net, (8, 3)), or an array"
+        )
     graph = Graph(module.kind, training=False)
     inputs = []
     for i, example in enumerate(examples):

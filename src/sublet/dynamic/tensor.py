@@ -287,7 +287,9 @@ def require_own_tensors(graph: object, given: Sequence[Any]) -> list[EagerTensor
     for tensor in given:
         if not isinstance(tensor, Tensor):
             hint = (
-                ": convert it with d.tensor" if isinstance(tensor, bool | int | float | np.ndarray | np.generic) else ""
+                ": convert it with d.tensor"
+                if isinstance(tensor, bool | int | float | list | np.ndarray | np.generic)
+                else ""
             )
             raise SpecError(at_line(f"{type(tensor).__name__} is not a Tensor{hint}"))
         if tensor.graph is not graph:

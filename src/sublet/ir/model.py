@@ -95,4 +95,5 @@ def as_model(source: Model | Graph | GraphInPython) -> Model:
         return Model(source)
     if isinstance(source, GraphInPython):
         return source.model()
-    raise ProblemError(f"{type(source).__name__} is no network: pass a Graph, or a Model from `sublet.read_model`")
+    wanted = "its `.graph`" if "graph" in dir(source) else "a Graph, or a Model from `sublet.read_model`"
+    raise ProblemError(f"{type(source).__name__} is no network: pass {wanted}")

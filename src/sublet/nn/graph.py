@@ -434,11 +434,16 @@ class EagerGraph(ControlFlowWriter, Protocol):
         """Return the gradients of `of` with respect to each tensor in `wrt`."""
 
 
+LIST_HINT = ": make an array with numpy.array for a jit function, or a tensor with d.tensor or g.constant"
+"""The hint for a list in place of a tensor. A jit function converts arrays, not lists."""
+
+
 def graph_of(tensor: Tensor) -> Graph | EagerGraph:
     """Return the graph of a tensor. Raises SpecError for other than a tensor."""
     if not isinstance(tensor, Tensor):
         hint = ": pass one item of the tuple, as nn.softmax_cross_entropy(...)[0]" if isinstance(tensor, tuple) else ""
         hint = ": convert the array with d.tensor or g.constant" if isinstance(tensor, np.ndarray) else hint
+        hint = LIST_HINT if isinstance(tensor, list) else hint
         raise SpecError(at_line(f"{type(tensor).__name__} is not a Tensor{hint}"))
     graph: Any = tensor.graph
     return graph  # type: ignore[no-any-return]

@@ -60,7 +60,7 @@ class LevelStack:
         if isinstance(tensor, np.ndarray):
             return self.value_of(self._graph.constant(tensor))
         if not isinstance(tensor, Tensor):
-            hint = ": convert it with g.constant" if isinstance(tensor, bool | int | float | np.generic) else ""
+            hint = ": convert it with g.constant" if isinstance(tensor, bool | int | float | list | np.generic) else ""
             raise SpecError(at_line(f"{type(tensor).__name__} is not a Tensor{hint}"))
         if tensor.graph is not self._graph:
             raise SpecError(at_line(f"{describe(tensor)} belongs to another graph"))

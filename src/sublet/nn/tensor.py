@@ -221,13 +221,13 @@ class Tensor:
 
         Raises SpecError for a tensor or array of other elements.
         """
-        rows = np.asarray(index) if isinstance(index, list) else index
-        rows = self._operand(rows) if isinstance(rows, np.ndarray) and rows.ndim else rows
+        given = np.asarray(index) if isinstance(index, list) else index
+        rows = self._operand(given) if isinstance(given, np.ndarray) and given.ndim else given
         if not isinstance(rows, Tensor):
             return None
         if rows.dtype not in (DType.I32, DType.I64):
             hint = "expected i32 or i64; for a mask use nn.where or nn.masked_fill"
-            raise SpecError(at_line(f"{rows!r} is not an index: {hint}"))
+            raise SpecError(at_line(f"{describe(given)} is not an index: {hint}"))
         return rows
 
     def _operand(self, given: Operand) -> Tensor:

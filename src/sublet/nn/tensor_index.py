@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from sublet.nn.tensor import Tensor
 
 
+MAX_ITEM_CHARACTERS = 80
+"""The number of characters of an item of an index shown in an error."""
+
+
 class IndexedBlock:
     """The elements of a tensor at an index of integers, slices, `...` and None.
 
@@ -135,10 +139,17 @@ def _index_per_axis(tensor: Tensor, items: tuple[Any, ...]) -> list[Any]:
     places = [i for i, item in enumerate(items) if item is Ellipsis]
     missing = tensor.ndim - sum(item is not None and item is not Ellipsis for item in items)
     if missing < 0 or len(places) > 1:
-        expected = f"takes up to {tensor.ndim} integers or slices, not {list(items)}"
+        expected = f"takes up to {tensor.ndim} integers or slices, not [{', '.join(map(_describe_item, items))}]"
         raise SpecError(at_line(f"{tensor._describe()} {expected}"))
     place = places[0] if places else len(items)
     return [*items[:place], *[slice(None)] * missing, *items[place + 1 :]]
+
+
+def _describe_item(item: Any) -> str:
+    """Return a description of an item of an index: on one line, without the elements of an array."""
+    if isinstance(item, np.ndarray):
+        return f"an array {item.dtype}{list(item.shape)}"
+    return str(item._describe()) if hasattr(item, "_describe") else repr(item)[:MAX_ITEM_CHARACTERS]
 
 
 def _axis_positions(tensor: Tensor, axis: int, item: Any) -> tuple[range, bool]:
@@ -155,8 +166,8 @@ def _axis_positions(tensor: Tensor, axis: int, item: Any) -> tuple[range, bool]:
     except TypeError:
         position = None
     if position is None or isinstance(item, bool):
-        what = f"{tensor._describe()} takes integers and slices, not {item!r}: use nn.index_select or nn.gather"
-        raise SpecError(at_line(what))
+        what = f"takes integers and slices, not {_describe_item(item)}: use nn.index_select or nn.gather"
+        raise SpecError(at_line(f"{tensor._describe()} {what}"))
     if not -extent <= position < extent:
         raise SpecError(at_line(f"{tensor._describe()}: there is no index {position} along axis {axis}"))
     return range(position % extent, position % extent + 1), False

@@ -33,6 +33,8 @@ Batches = Iterable[Batch] | Callable[[int], Iterable[Batch]]
 Step = Executable | Callable[..., Any]
 """An executable, or a function of the inputs, by name, returning outputs by name, or a loss."""
 
+BATCH_EXAMPLE = "pass batches of inputs and targets by name, as fit(step, [{'x': x, 'y': y}])"
+
 SLOTS = 2
 """Number of input buffers: one is filled while the other is computed from."""
 
@@ -97,7 +99,7 @@ class _EpochMonitor:
 def fit(
     step: Step,
     batches: Batches,
-    *,
+    *others: Any,
     epochs: int = 1,
     validate: Callable[[], Mapping[str, float]] | None = None,
     progress: bool | None = None,
@@ -111,6 +113,7 @@ def fit(
     step      an executable; or a function of the inputs, by name, returning outputs by name, or a loss
     batches   the batches of an epoch, each a mapping from input names to arrays; or a function from the number of the
               epoch, from 0, to the batches
+    others    none; targets belong into the batches, beside the inputs
     epochs    the number of epochs
     validate  a function returning metrics by name, called after each epoch (`lambda: sublet.evaluate(net, tests)`)
     progress  show a progress bar on standard error; by default only on a terminal
@@ -125,9 +128,11 @@ def fit(
     and the history returned. The state is then the state after a whole step, and another `fit` continues from there. A
     second Ctrl-C raises KeyboardInterrupt at once.
 
-    Raises RunError for several epochs over an iterator, as an iterator can be consumed only once; for an unknown
-    `monitor`; and for a `checkpoint` of a function without weights.
+    Raises RunError for several epochs over an iterator, as an iterator can be consumed only once; for a batch that is
+    no mapping; for `others`; for an unknown `monitor`; and for a `checkpoint` of a function without weights.
     """
+    if others:
+        raise RunError(f"fit has {len(others) + 2} arguments by position, expected fit(step, batches): {BATCH_EXAMPLE}")
     if epochs > 1 and isinstance(batches, Iterator):
         raise RunError("batches can be iterated only once: pass a list, or a function of the epoch")
     if checkpoint is not None and not hasattr(step, "weights"):
@@ -167,7 +172,7 @@ def evaluate(net: Step, batches: Iterable[Batch]) -> dict[str, float]:
     """Return the mean over all batches of every scalar output, by name.
 
     `net` is an executable or a function, and `batches` are mappings from input names to arrays, as for `fit`. Raises
-    RunError if there are no batches.
+    RunError if there are no batches, and for a batch that is no mapping.
     """
     means = _OutputMeans()
     for batch in batches:
@@ -215,7 +220,9 @@ def _fill_batches(net: Executable, slots: list[dict[str, Array]], fill: Any, bat
 
 
 def _scalar_outputs(step: Step, batch: Batch) -> dict[str, float]:
-    """Return the scalar outputs of a step by name."""
+    """Return the scalar outputs of a step by name. Raises RunError for a batch that is no mapping."""
+    if not hasattr(batch, "keys"):  # enough for `**batch`
+        raise RunError(f"a batch is of type {type(batch).__name__}, expected a mapping: {BATCH_EXAMPLE}")
     result = step(batch) if isinstance(step, Executable) else step(**batch)
     outputs = result if isinstance(result, Mapping) else {"loss": result}
     arrays = {name: np.asarray(one) for name, one in outputs.items() if getattr(one, "size", 1) in (1, None)}

@@ -43,18 +43,22 @@ OVERWRITE_ANY = overwrite_any(0, 1, 2)
 # Classification losses: one label per row.
 
 
+CLASS_NUMBERS = ": pass integer class numbers, not one-hot vectors"
+"""The hint for labels of another form."""
+
+
 def _check_labels(specs: Specs, scores: int, labels: int) -> tuple[TensorSpec, TensorSpec]:
     """Return the spec of scores [..., C] and the spec of losses [...].
 
     Raises SpecError if the labels [...] do not fit the scores.
     """
     x = require_type(specs[scores], FLOATS, f"input {scores}")
-    given = require_type(specs[labels], INDICES, f"input {labels}, the labels,")
+    given = require_type(specs[labels], INDICES, f"input {labels}, the labels,", CLASS_NUMBERS)
     if not x.shape or x.shape[-1] < 1:
         raise SpecError(f"input {scores} is {x}: its last axis must be the classes")
     if given.shape != x.shape[:-1]:
         wanted = TensorSpec(given.dtype, x.shape[:-1])
-        raise SpecError(f"the labels are {given}, expected {wanted} for {x}: one label a row")
+        raise SpecError(f"the labels are {given}, expected {wanted} for {x}, one label a row{CLASS_NUMBERS}")
     return x, TensorSpec(x.dtype, given.shape)
 
 

@@ -25,12 +25,14 @@ def require_present(spec: TensorSpec | None, role: str) -> TensorSpec:
     return spec
 
 
-def require_type(spec: TensorSpec | None, allowed: Sequence[DType], role: str = "the input") -> TensorSpec:
-    """Return the spec of an input with a type in `allowed`."""
+def require_type(
+    spec: TensorSpec | None, allowed: Sequence[DType], role: str = "the input", hint: str = ""
+) -> TensorSpec:
+    """Return the spec of an input with a type in `allowed`. `hint` ends the error for another type."""
     checked = require_present(spec, role)
     if checked.dtype not in allowed:
         names = ", ".join(dtype.text for dtype in allowed)
-        raise SpecError(f"{role} is {checked}, expected one of the types {names}")
+        raise SpecError(f"{role} is {checked}, expected one of the types {names}{hint}")
     return checked
 
 
