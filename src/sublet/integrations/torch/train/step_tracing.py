@@ -283,7 +283,8 @@ def _reason(error: Exception) -> str:
             "global tensor or one in a list or a cache: make the tensor an attribute of a module"
         )
     libraries = (PACKAGE, str(Path(str(torch().__file__)).parent))
-    own = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith(libraries)]
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [each for each in frames if not each.filename.startswith((*libraries, "<"))]  # no generated code
     return f"{own[-1].filename}:{own[-1].lineno}: {own[-1].line}: {reason}" if own else reason
 
 
