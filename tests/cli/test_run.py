@@ -432,6 +432,7 @@ def test_auto_patches_take_the_smallest_of_both_graphs(cli: Cli, model: Path, ch
     assert "arena and kernels of patches: " in patched["remark"]
     assert f" for the graph in the file{patches and f' in {patches}'}, " in patched["remark"]
     assert "The model stays whole" not in patched["remark"] or not patches
+    assert "`sublet run` also tries the graph rewritten" in cli("plan", model, "--patches", "auto")[1]
     status, out, _ = cli("run", model, "--random", 1, "--patches", "auto", "--budget", plain["arena_bytes"])
     assert (status, "Fits the budget" in out) == (0, True)
 

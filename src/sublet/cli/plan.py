@@ -441,7 +441,10 @@ def _describe_run_graph(options: PlanOptions) -> str:
     levels = optimize_levels(options.model) if options.optimize == AS_IS else ()
     if not levels:
         return ""
-    if options.patches not in (None, PATCHES_AUTO):
+    if options.patches == PATCHES_AUTO:
+        kernels = "and counts the bytes of kernels of patches"
+        return f"`sublet run` also tries the graph rewritten by {levels[-1]} (--optimize auto), {kernels}."
+    if options.patches is not None:
         return f"`sublet run` has {levels[-1]} rewrite the model first: --optimize auto plans that."
     return f"`sublet run` runs this graph or, if smaller, the graph rewritten by {levels[-1]}: --optimize auto."
 
