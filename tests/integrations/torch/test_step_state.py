@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import random
 import threading
+import warnings
 from collections.abc import Callable
 from functools import lru_cache
 from types import SimpleNamespace
@@ -159,6 +160,32 @@ def test_an_object_of_settings_is_part_of_the_key() -> None:
         wanted.backward()
         optimizer.step()
         torch.testing.assert_close(step(x), wanted.detach(), rtol=1e-5, atol=1e-5)
+
+
+def test_an_attribute_that_changes_at_each_step_is_named_in_one_warning() -> None:
+    module = Changing("write", "one", "never")
+    step, texts = step_of(module), []
+    for scale in range(7):
+        module.config.scale = float(scale)
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            step(torch.ones(3, 4))
+        texts += [str(each.message) for each in found]
+    assert len(texts) == 1
+    assert "a training step for each new value of network.config" in texts[0]
+
+
+class Slotted:
+    __slots__ = ("scale",)
+
+
+def test_slots_of_an_object_are_part_of_the_key() -> None:
+    module = Changing("write", "one", "never").eval()
+    module.config = Slotted()
+    step, losses = step_of(module), []
+    for module.config.scale in (1.0, 5.0):
+        losses.append(float(step(torch.ones(3, 4))))
+    assert losses[1] > 2 * losses[0]
 
 
 class Scaled:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import _lru_cache_wrapper
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 from sublet.base.arrays import Array, array_of
@@ -254,16 +255,21 @@ def _cached_functions() -> Iterator[Any]:
                     yield function
 
 
+def tracing_lock() -> RLock:
+    """Return the lock under which `torch.compile` traces."""
+    lock: RLock = require("torch._dynamo.convert_frame", extra="torch").compile_lock
+    release_in_children(lock)
+    return lock
+
+
 @contextmanager
 def silence_tracing() -> Iterator[None]:
     """Silence PyTorch while tracing, as a context manager: warnings, and logged tracebacks of errors also raised.
 
     One thread traces at a time, as in `torch.compile`, and with the same lock: PyTorch's tracers patch the process.
     """
-    lock = require("torch._dynamo.convert_frame", extra="torch").compile_lock
-    release_in_children(lock)
     log = logging.getLogger("torch._subclasses.fake_tensor")
-    with lock, warnings.catch_warnings():
+    with tracing_lock(), warnings.catch_warnings():
         level = log.level
         warnings.simplefilter("ignore")
         log.setLevel(logging.CRITICAL)

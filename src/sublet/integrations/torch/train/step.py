@@ -6,11 +6,12 @@ current.
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sublet.analysis.options import Options
 from sublet.api.compiling import compile
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
 BACKENDS = ("torch", "numpy", "reference")
 MAX_PLANNED_STEPS = 16
 """Maximum plans kept by a step, each with an arena. The plan unused for longest is dropped first."""
+PLANS_BEFORE_WARNING = 4
+"""Plans of a step before a warning that an attribute of a module asks for one more."""
 
 
 def train_step(
@@ -194,7 +197,7 @@ class TrainStep:
         self._options, self._gradients, self._budget, self._merges_losses = options, gradients, budget, merges_losses
         self._accumulate, self._scaler, self._calls = accumulate, scaler, 0
         self._spare_gradients: dict[Tensor, Tensor] = {}
-        self._steps: OrderedDict[Hashable, _BoundStep] = OrderedDict()
+        self._steps: OrderedDict[tuple[Any, ...], _BoundStep] = OrderedDict()
         self.plan: MemoryPlan | None = None
 
     def __call__(self, inputs: Pytree, *targets: Pytree, **keywords: Pytree) -> Pytree:
@@ -259,8 +262,10 @@ class TrainStep:
             for parameter in group["params"]
             if parameter in members
         )
+        attributes, others = setting_of(self._network_with_loss, self._loss, groups)
         key = (
-            setting_of(self._network_with_loss, self._loss, groups),
+            attributes,
+            others,
             layouts,
             tuple(map(tensor_setting, arguments.tensors)),
             arguments.setting,
@@ -273,6 +278,7 @@ class TrainStep:
         gradients = [(each, each.grad) for each in parameters]
         try:
             if key not in self._steps:
+                self._warn_of_changing_attributes(key)
                 self._steps[key] = self._plan_step(arguments, cohorts, members)
                 while len(self._steps) > MAX_PLANNED_STEPS:
                     self._steps.popitem(last=False)
@@ -286,6 +292,19 @@ class TrainStep:
                 parameter.grad = gradient
             raise
         return bound
+
+    def _warn_of_changing_attributes(self, key: tuple[Any, ...]) -> None:
+        """Warn if the plan after `PLANS_BEFORE_WARNING` others differs from the last one by attributes alone."""
+        last = next(reversed(self._steps), None)
+        if len(self._steps) != PLANS_BEFORE_WARNING or last is None or last[1:] != key[1:]:
+            return
+        before, now = dict(last[0]), dict(key[0])
+        names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+        warnings.warn(
+            f"sublet plans a training step for each new value of {', '.join(names[:3])}: a planned step runs no "
+            "Python, so attributes of modules are part of its key",
+            stacklevel=4,
+        )
 
     def _plan_step(self, arguments: StepArguments, cohorts: Sequence[Cohort], members: dict[Tensor, int]) -> _BoundStep:
         """Trace, plan and bind a step. Lasting changes: new optimizer state, and new gradients for accumulation.

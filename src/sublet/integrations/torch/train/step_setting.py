@@ -18,6 +18,7 @@ import numpy as np
 
 from sublet.base.errors import ModelError
 from sublet.base.optional_imports import require
+from sublet.integrations.torch.reader.exported_program import tracing_lock
 from sublet.integrations.torch.reader.traced_tensor import torch
 
 if TYPE_CHECKING:
@@ -105,23 +106,33 @@ def _require_no_modes() -> None:
     modes = {
         "torch.inference_mode(), and a step needs gradients": t.is_inference_mode_enabled(),
         "torch.no_grad(), and a step needs gradients": not t.is_grad_enabled(),
-        "torch.autograd.detect_anomaly(), and a plan looks for no NaN": t.is_anomaly_enabled(),
+        "torch.autograd.detect_anomaly(), and a plan looks for no NaN": _is_on(t.is_anomaly_enabled),
         "a transform of torch.func": c._functorch.peek_interpreter_stack() is not None,
         "a TorchFunctionMode": any(not isinstance(each, default) for each in stack()),
         "a TorchDispatchMode": c._len_torch_dispatch_stack() > 0,
         "saved_tensors_hooks": c._autograd._top_saved_tensors_default_hooks(True) is not None,
         "forward-mode differentiation": require("torch.autograd.forward_ad", extra="torch")._current_level >= 0,
-        "torch.compiler, while it traces": t.compiler.is_compiling(),
+        "torch.compiler, while it traces": _is_on(t.compiler.is_compiling),
     }
     for what, active in modes.items():
         if active:
             raise ModelError(f"a step in {what}: call the step outside of it")
 
 
+def _is_on(mode: Callable[[], bool]) -> bool:
+    """True if a mode of the process is on, but not for a trace in another thread."""
+    if not mode():
+        return False
+    with tracing_lock():
+        return mode()
+
+
 def setting_of(
     module: Module, loss: Callable[..., object], groups: Sequence[Mapping[str, Sequence[Tensor]]]
-) -> Setting:
+) -> tuple[tuple[tuple[str, Setting], ...], Setting]:
     """Return all facts a trace of the step depends on, besides arguments and the optimizer's numbers.
+
+    The attributes by name come first, then all others.
 
     Args:
         module: the network and its loss, as one module.
@@ -142,14 +153,8 @@ def setting_of(
         t.utils.deterministic.fill_uninitialized_memory, t.get_float32_matmul_precision(),
     )  # fmt: skip
     modules = tuple((path, type(each)) for path, each in module.named_modules())
-    attributes = tuple(attributes_of(module).items())
-    return (
-        surroundings,
-        tuple(tensors),
-        modules,
-        attributes,
-        () if isinstance(loss, t.nn.Module) else function_setting(loss),
-    )
+    of_loss = () if isinstance(loss, t.nn.Module) else function_setting(loss)
+    return tuple(attributes_of(module).items()), (surroundings, tuple(tensors), modules, of_loss)
 
 
 def named_tensors(module: Module) -> dict[str, Tensor]:
@@ -222,8 +227,8 @@ def _value_setting(value: object, known: dict[int, Setting], depth: int = 0) -> 
         return id(value)
     if id(value) not in known:
         known[id(value)] = type(value), id(value)  # an object that contains itself ends here
-        inner = vars(value).items() if hasattr(value, "__dict__") and depth < MAX_DEPTH else ()
-        settings = ((name, _value_setting(each, known, depth + 1)) for name, each in inner)
+        names = [*getattr(value, "__dict__", ()), *getattr(type(value), "__slots__", ())] if depth < MAX_DEPTH else []
+        settings = ((name, _value_setting(getattr(value, name, None), known, depth + 1)) for name in names)
         known[id(value)] = type(value), str(value) if isinstance(value, t.dtype | t.device) else tuple(settings)
     return known[id(value)]
 

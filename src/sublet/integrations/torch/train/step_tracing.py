@@ -282,6 +282,8 @@ def _reason(error: Exception) -> str:
             "the code reads a tensor that is no argument and no parameter, buffer or attribute of a module, such as a "
             "global tensor or one in a list or a cache: make the tensor an attribute of a module"
         )
+    elif "requires gradients, and received a mutation" in str(error):
+        reason = "the code writes into a parameter that requires a gradient"
     libraries = (PACKAGE, str(Path(str(torch().__file__)).parent))
     frames = traceback.extract_tb(error.__traceback__)
     own = [each for each in frames if not each.filename.startswith((*libraries, "<"))]  # no generated code
