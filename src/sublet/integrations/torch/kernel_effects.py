@@ -13,11 +13,8 @@ from sublet.base.optional_imports import require
 from sublet.integrations.torch.reader.exported_program import CPU
 from sublet.integrations.torch.reader.traced_tensor import torch
 
-BLOCKED_CHANNELS = 8
-"""oneDNN copies images into a blocked layout, but reads images with fewer channels in place."""
-
 WIDE_WINDOW, COLOURS = 14, 3
-"""Columns of a window too wide for oneDNN's compiled kernels; channels of an image read in place in a gradient."""
+"""Columns of a window too wide for oneDNN's compiled kernels; channels of an image read in place without AVX-512."""
 
 HOPPER = 9
 """The major compute capability of GPUs for which PyTorch gives cuBLAS a larger workspace."""
@@ -62,9 +59,11 @@ def workspace_bytes(name: str, args: Sequence[Any], results: Any) -> int:
     if name == "aten.native_batch_norm_backward.default" and args[0].device.type == CPU:
         return _bytes_of(args[1])
     if name == "aten.convolution.default" and _is_blocked(args[0], args[1]):
-        image = _in_blocks(args[0]) if args[0].shape[1] >= BLOCKED_CHANNELS else 0
+        is_copied = args[0].shape[1] >= channel_block()
+        image = _in_blocks(args[0]) if is_copied else 0
+        weight = _weight_in_blocks(args[1], args[-1]) if is_copied else _bytes_of(args[1])
         in_blocks, result = _in_blocks(results), _bytes_of(results)
-        return in_blocks - result + max(image + _bytes_of(args[1]), result)
+        return in_blocks - result + max(image + weight, result)
     if name == "aten.convolution.default" and _has_channels_last(args[0]):
         weight = _bytes_of(args[1])
         return weight + weight // 8 + (0 if _has_channels_last(args[1]) else weight)
@@ -91,7 +90,7 @@ def _peak_of_blocked_gradients(
     or more are products with column matrices: each thread has a matrix, and four copies of the weight.
     """
     nbytes, padded = _in_blocks(gradient), _in_blocks(image)
-    in_blocks = _in_blocks(weight) if groups == 1 else _bytes_of(weight)
+    in_blocks = _weight_in_blocks(weight, groups)
     peaks, kept = [0], 0
     if wanted[0]:
         kept = _bytes_of(image)
@@ -102,7 +101,7 @@ def _peak_of_blocked_gradients(
         threads = min(torch().get_num_threads(), max(1, gradient.shape[0]))
         peaks.append(kept + _bytes_of(weight) + threads * (columns + 4 * _bytes_of(weight)))
     elif wanted[1]:
-        copied = 0 if image.shape[1] == COLOURS else padded
+        copied = 0 if _is_read_in_place(image, weight) else padded
         peaks += [kept + copied + nbytes + in_blocks, kept + 2 * _bytes_of(weight)]
     return int(max(peaks))
 
@@ -110,7 +109,29 @@ def _peak_of_blocked_gradients(
 def _in_blocks(tensor: Any) -> int:
     """Return the bytes of a tensor in the smallest blocks of oneDNN along the second axis."""
     channels = max(1, int(tensor.shape[1]))
-    return _bytes_of(tensor) // channels * (channels + -channels % BLOCKED_CHANNELS)
+    return _bytes_of(tensor) // channels * (channels + -channels % channel_block())
+
+
+def _weight_in_blocks(weight: Any, groups: int) -> int:
+    """Return the bytes of a weight in blocks along the first two axes; in groups, the weight has no blocks."""
+    block = channel_block()
+    outer, inner = ((int(n) + -int(n) % block if groups == 1 else int(n)) for n in weight.shape[:2])
+    return int(outer * inner * prod(weight.shape[2:]) * weight.element_size())
+
+
+def _is_read_in_place(image: Any, weight: Any) -> bool:
+    """True if the gradient of a convolution's weight takes the image without a copy in blocks."""
+    if channel_block() == BLOCK:
+        return bool(image.shape[1] <= BLOCK // 2 and prod(weight.shape[2:]) > 1)
+    return bool(image.shape[1] == COLOURS)
+
+
+def channel_block() -> int:
+    """Return the channels of a block in oneDNN's layouts: `BLOCK` with AVX-512, else half as many.
+
+    oneDNN copies images into blocks, but reads images with fewer channels in place.
+    """
+    return BLOCK if torch().backends.cpu.get_cpu_capability().startswith("AVX512") else BLOCK // 2
 
 
 def _copies_of_channels_last(gradient: Any, image: Any, weight: Any) -> int:
