@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -576,3 +578,50 @@ def test_code_outside_of_graphs_leaves_the_eager_peak_alone(module: Any, words: 
     assert re.search(words, str(batch))
     with pytest.raises(ModelError, match=words):
         sublet.torch.frontier(module, cross_entropy, None, inputs, (labels,))
+
+
+CONVOLUTIONS = [
+    (1, 8, 5, 1), (3, 8, 3, 1), (4, 4, 3, 1), (6, 10, 3, 1), (8, 16, 3, 2), (8, 32, 1, 1), (12, 16, 3, 1),
+    (16, 8, 3, 1), (24, 24, 3, 1), (32, 32, 1, 1), (20, 40, 3, 2), (1, 32, 3, 1),
+]  # fmt: skip
+"""Channels of the image and of the result, extent of the window, stride."""
+
+MEASURE = """
+import sys, torch
+from benchmarks.train_table import eager_peak
+from sublet.integrations.torch.kernel_effects import workspace_bytes
+from tests.integrations.torch.test_estimate import CONVOLUTIONS
+torch.set_num_threads(1)
+for inner, outer, window, stride in CONVOLUTIONS:
+    image, weight, bias = torch.randn(16, inner, 28, 28), torch.randn(outer, inner, window, window), torch.randn(outer)
+    options = [stride] * 2, [window // 2] * 2, [1, 1], False, [0, 0], 1
+    forward, backward = torch.ops.aten.convolution, torch.ops.aten.convolution_backward
+    result = forward(image, weight, bias, *options)
+    gradient = torch.randn_like(result)
+    given = gradient, image, weight, [outer], *options, [True] * 3
+    for name, args, run in (
+        ("aten.convolution.default", (image, weight, bias, *options), lambda: forward(image, weight, bias, *options)),
+        ("aten.convolution_backward.default", given, lambda: backward(*given)),
+    ):
+        made = run()
+        results = sum(each.nbytes for each in (made if isinstance(made, tuple) else (made,)))
+        measured, counted = eager_peak(run), results + workspace_bytes(name, args, made)
+        assert abs(measured - counted) <= 0.01 * measured + 1024, (name, inner, outer, window, measured, counted)
+print(torch.backends.cpu.get_cpu_capability())
+"""
+
+
+@pytest.mark.parametrize("capability", ["default", "avx2"])
+def test_the_copies_of_convolutions_are_those_of_the_allocator(capability: str) -> None:
+    """oneDNN's blocks have as many channels as the registers of the processor have elements."""
+    limits = {} if capability == "default" else {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    command = [sys.executable, "-W", "ignore", "-c", MEASURE]
+    done = subprocess.run(
+        command,
+        env={**os.environ, **limits},
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
