@@ -40,6 +40,11 @@ def set_memory(module: Any, name: str) -> None:
     getattr(module, name).set_(new(module, name))
 
 
+def fork(module: Any, name: str) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.rand(4)
+
+
 CHANGES: dict[str, Change] = {
     "assign": lambda m, name: setattr(m, name, new(m, name)),
     "assign a parameter": lambda m, name: setattr(m, name, nn.Parameter(new(m, name))),
@@ -64,6 +69,10 @@ CHANGES: dict[str, Change] = {
     "tensor of an object": lambda m, name: setattr(m.config, "tensor", torch.ones(4)),
     "write into a plain tensor": lambda m, name: m.plain.mul_(0.9),
     "assign a plain tensor": lambda m, name: setattr(m, "plain", m.plain * 0.9),
+    "set a gradient": lambda m, name: setattr(m.weight, "grad", torch.ones(4)),
+    "set the seed": lambda m, name: torch.manual_seed(3),
+    "fork the generator": fork,
+    "set the generator": lambda m, name: torch.set_rng_state(torch.get_rng_state()),
     "draw by Python": lambda m, name: random.random(),
     "draw by NumPy": lambda m, name: np.random.rand(),
 }
@@ -86,7 +95,7 @@ class Changing(nn.Module):  # type: ignore[misc]
         if self.when == "before":
             CHANGES[self.change](self, self.name)
         y = self.norm(self.layer(x)) * self.weight + self.one * 2 + self.two + self.plain * self.config.scale
-        y = y + type(self).count
+        y = nn.functional.dropout(y + type(self).count, 0.3, self.training)
         if self.when == "after":
             CHANGES[self.change](self, self.name)
         return y.square().sum()
@@ -129,9 +138,12 @@ def test_a_change_in_forward_is_followed_or_refused(change: str, name: str, when
     before, same = contents(module), {key: id(each) for key, each in module.named_parameters()}
     generators = random.getstate(), np.random.get_state()
     Changing.count = 0
+    torch.manual_seed(5)
+    drawn = torch.get_rng_state()
     try:
         losses = run_steps(module, step_of(module))
     except SubletError:
+        assert torch.equal(torch.get_rng_state(), drawn)
         after = contents(module)
         assert before.keys() == after.keys()
         assert all(torch.equal(before[key], after[key]) for key in before)
@@ -140,6 +152,7 @@ def test_a_change_in_forward_is_followed_or_refused(change: str, name: str, when
         assert random.getstate() == generators[0]
         assert all(map(np.array_equal, np.random.get_state(), generators[1]))
         return
+    torch.manual_seed(5)
     np.testing.assert_allclose(losses, train_eagerly(eager), rtol=1e-5)
     wanted, found = contents(eager), contents(module)
     assert wanted.keys() == found.keys()
@@ -149,7 +162,7 @@ def test_a_change_in_forward_is_followed_or_refused(change: str, name: str, when
 
 def test_an_object_of_settings_is_part_of_the_key() -> None:
     """Settings often lie in an object that many modules share, and change between steps."""
-    module = Changing("write", "one", "never")
+    module = Changing("write", "one", "never").eval()
     eager, step = copy.deepcopy(module), step_of(module)
     optimizer = torch.optim.SGD(eager.parameters(), 0.01, momentum=0.9)
     for scale in (1.0, 2.0, 0.5, 1.0):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -105,7 +106,7 @@ def module_with_loss(module: Module, loss: Loss) -> Module:
         def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
             arguments, results, scaled, autocast = self.__dict__["traced"]
             args, targets, keywords = arguments.with_tensors(tensors)
-            with autocast(), kept_state(self):
+            with autocast(), kept_state(self), kept_generator():
                 call = self.network if not self.apart else partial(_call_with_views, self.network)
                 judged = self.loss(call(*args, **keywords), *targets)
             loss, *others = results.flatten_result(judged)
@@ -133,7 +134,7 @@ def register_plain_tensors(module: Module) -> None:
 
 @contextmanager
 def kept_state(module: Module) -> Iterator[None]:
-    """Refuse a forward pass that replaces a parameter, a buffer or a module, or the memory of one; a context manager.
+    """Refuse a forward pass that replaces a parameter, buffer or module, or its memory or gradient; a context manager.
 
     PyTorch's trace drops the replacement. Raises ModelError with the name.
     """
@@ -143,13 +144,13 @@ def kept_state(module: Module) -> Iterator[None]:
     for name in {**before, **now}:
         if before.get(name) != now.get(name):
             raise ModelError(
-                f"{name} is replaced in forward, and a planned step keeps its tensors and modules: write into the "
-                "tensor, as by `copy_`"
+                f"{name}, its memory or its gradient is replaced in forward, and a planned step keeps its tensors and "
+                "modules: write into the tensor, as by `copy_`"
             )
 
 
 def _registered(module: Module) -> dict[str, Hashable]:
-    """Return identity and memory of each parameter, buffer and module inside a module, by "path.name"."""
+    """Return identity, memory and gradient of each parameter, buffer and module inside a module, by "path.name"."""
     fake = require("torch._subclasses.fake_tensor", extra="torch").FakeTensor
     found: dict[str, Hashable] = {}
     for path, each in module.named_modules():
@@ -157,9 +158,38 @@ def _registered(module: Module) -> dict[str, Hashable]:
             memory: Hashable = getattr(value, "requires_grad", None)
             if type(value) is fake:
                 place = value.untyped_storage()._cdata, value.storage_offset(), value.dtype
-                memory = memory, place, tuple(value.shape), value.stride()
+                memory = memory, id(value.grad), place, tuple(value.shape), value.stride()
             found[f"{path}.{name}" if path else name] = id(value), memory
     return found
+
+
+class _KeptGenerator:
+    """PyTorch's default generator, whose state one thread must not set."""
+
+    def __init__(self, generator: Any) -> None:
+        self._generator, self._thread = generator, get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("manual_seed", "seed", "set_state") and get_ident() == self._thread:
+            raise ModelError(
+                f"forward sets the state of PyTorch's random generator ({name}), and a planned step runs no Python: "
+                "set the state before the step"
+            )
+        return getattr(self._generator, name)
+
+
+@contextmanager
+def kept_generator() -> Iterator[None]:
+    """Refuse a forward pass that sets the state of the random generator, as by `fork_rng`; a context manager.
+
+    A planned step draws all numbers one after the other. Raises ModelError.
+    """
+    generator = torch().default_generator
+    before = generator.initial_seed()
+    with patch.object(torch().random, "default_generator", _KeptGenerator(generator)) as kept:
+        yield
+    if generator.initial_seed() != before:
+        kept.manual_seed  # noqa: B018  # raises
 
 
 def _call_with_views(network: Module, *args: Pytree, **keywords: Pytree) -> Pytree:
