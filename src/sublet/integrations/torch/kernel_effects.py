@@ -59,7 +59,7 @@ def workspace_bytes(name: str, args: Sequence[Any], results: Any) -> int:
     if name == "aten.native_batch_norm_backward.default" and args[0].device.type == CPU:
         return _bytes_of(args[1])
     if name == "aten.convolution.default" and _is_blocked(args[0], args[1]):
-        is_copied = args[0].shape[1] >= channel_block()
+        is_copied = args[0].shape[1] >= channel_block() or prod(args[1].shape[2:]) == 1
         image = _in_blocks(args[0]) if is_copied else 0
         weight = _weight_in_blocks(args[1], args[-1]) if is_copied else _bytes_of(args[1])
         in_blocks, result = _in_blocks(results), _bytes_of(results)
@@ -129,7 +129,7 @@ def _is_read_in_place(image: Any, weight: Any) -> bool:
 def channel_block() -> int:
     """Return the channels of a block in oneDNN's layouts: `BLOCK` with AVX-512, else half as many.
 
-    oneDNN copies images into blocks, but reads images with fewer channels in place.
+    oneDNN copies images into blocks, but reads images with fewer channels in place, if the window has several elements.
     """
     return BLOCK if torch().backends.cpu.get_cpu_capability().startswith("AVX512") else BLOCK // 2
 
