@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sublet.checker import check
     from sublet.dynamic.graph import DynamicGraph
     from sublet.integrations.executorch import api as executorch
+    from sublet.integrations.onnx.kernels.engine import set_threads
     from sublet.integrations.paddle import api as paddle
     from sublet.integrations.torch import api as torch
     from sublet.integrations.torch.api import from_torch
@@ -115,6 +116,7 @@ __all__ = [
     "save",
     "save_weights",
     "schedules",
+    "set_threads",
     "summary",
     "to_text",
     "torch",
@@ -150,6 +152,7 @@ NAMES = {
     ),
     "checker": ("check",),
     "dynamic.graph": ("DynamicGraph",),
+    "integrations.onnx.kernels.engine": ("set_threads",),
     "integrations.torch.api": ("from_torch",),
     "integrations.torch.module": ("torch_module",),
     "ir.graph": (

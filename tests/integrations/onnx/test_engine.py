@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -130,6 +131,29 @@ def test_a_variable_sets_the_threads_of_the_pool() -> None:
         return int(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
 
     assert count(3) - count(1) == 2
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads are counted in /proc")
+def test_a_function_sets_the_threads_of_the_pool_before_the_first_kernel() -> None:
+    def count(threads: int) -> list[str]:
+        change = f"sublet.set_threads({threads})\n{{}}\nsublet.set_threads({threads})\n"
+        refused = f"try: sublet.set_threads({threads + 1})\nexcept sublet.SubletError as error: print(error)"
+        code = f"import sublet\n{change.format(THREADS_OF_A_RUN)}{refused}"
+        command = [sys.executable, "-c", code]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    (three, refused), (one, _) = count(3), count(1)
+    assert int(three) - int(one) == 2
+    assert refused == "the pool of this process is open with 3 threads: set 4 before the first model"
+
+
+@pytest.mark.parametrize("threads", [-1, 5000])
+def test_a_number_of_threads_out_of_range_changes_nothing(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "c_library", lru_cache(engine.c_library.__wrapped__))  # as if no kernel were open
+    monkeypatch.setenv("SUBLET_THREADS", "2")
+    with pytest.raises(SubletError, match=f"SUBLET_THREADS={threads}: expected a number of threads"):
+        engine.set_threads(threads)
+    assert engine.pool_threads() == 2
 
 
 @pytest.mark.parametrize("text", ["two", "-1", "5000"])

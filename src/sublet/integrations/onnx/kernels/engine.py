@@ -83,12 +83,32 @@ def open_session(build: BuildModel, constants: Sequence[Constant], threads: int,
 def pool_threads() -> int:
     """Return the number of threads of the shared pool: SUBLET_THREADS, or 0 for all cores.
 
-    The variable counts when the process opens the first kernel. Raises SubletError for a text without meaning.
+    The variable counts when the process opens the first kernel, see `set_threads`. Raises SubletError for a text
+    without meaning.
     """
     text = os.environ.get(THREADS) or "0"
     if not (text.isascii() and text.isdigit() and int(text) <= MOST_THREADS):
         raise SubletError(f"{THREADS}={text}: expected a number of threads up to {MOST_THREADS}, or 0 for all cores")
     return int(text)
+
+
+def set_threads(count: int) -> None:
+    """Set the number of threads of the pool that all kernels of ONNX Runtime share; 0 for all cores.
+
+    The pool opens with the first kernel of the process, so call this function before the first `compile`. Raises
+    SubletError for a number out of range, and for an open pool with another number.
+    """
+    before = os.environ.get(THREADS)
+    opened = pool_threads() if c_library.cache_info().currsize else None
+    if opened not in (None, count):
+        raise SubletError(f"the pool of this process is open with {opened} threads: set {count} before the first model")
+    os.environ[THREADS] = str(count)
+    try:
+        pool_threads()
+    except SubletError:
+        os.environ.pop(THREADS)
+        os.environ.update({} if before is None else {THREADS: before})
+        raise
 
 
 @dataclass(frozen=True)
