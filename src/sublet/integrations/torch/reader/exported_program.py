@@ -193,7 +193,8 @@ def preserve_attributes(*owners: object) -> Iterator[list[Module]]:
     """
     modules = [each for owner in owners if isinstance(owner, torch().nn.Module) for each in owner.modules()]
     before = {id(table): (table, copy.copy(table)) for each in modules for table in _tables_of(each.__dict__, 2)}
-    classes = {kind: dict(vars(kind)) for each in modules for kind in type(each).__mro__}
+    kinds = {kind for each in modules for kind in type(each).__mro__ if is_users(kind)}
+    classes = {kind: dict(vars(kind)) for kind in kinds}
     try:
         yield modules
     finally:
@@ -221,10 +222,14 @@ def _is_same(table: Any, content: Any) -> bool:
     """True if a container has the elements of its earlier content, the same objects."""
     if len(table) != len(content) or isinstance(table, set):
         return bool(table == content)
-    pairs = (
-        zip(table, content, strict=True) if isinstance(table, list) else ((table.get(k), content[k]) for k in content)
-    )
-    return all(one is other for one, other in pairs)
+    if isinstance(table, list):
+        return all(one is other for one, other in zip(table, content, strict=True))
+    return all(name in table and table[name] is value for name, value in content.items())
+
+
+def is_users(kind: type) -> bool:
+    """True for a class that is neither of PyTorch nor of Python's builtins."""
+    return kind.__module__.partition(".")[0] not in ("torch", "builtins")
 
 
 def _clear_caches_of_traces() -> None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from sublet.base.errors import ModelError
 from sublet.base.optional_imports import require
-from sublet.integrations.torch.reader.exported_program import tracing_lock
+from sublet.integrations.torch.reader.exported_program import is_users, tracing_lock
 from sublet.integrations.torch.reader.traced_tensor import torch
 
 if TYPE_CHECKING:
@@ -198,9 +198,7 @@ def attributes_of(module: Module) -> dict[str, Setting]:
                 found[f"{path}.{name}" if path else name] = _value_setting(value, known)
     classes = dict.fromkeys(type(each) for each in module.modules())
     for kind in dict.fromkeys(base for each in classes for base in each.__mro__):
-        if kind.__module__.partition(".")[0] in ("torch", "builtins"):
-            continue
-        for name, value in vars(kind).items():
+        for name, value in vars(kind).items() if is_users(kind) else ():
             if name == "forward":
                 found[f"{kind.__qualname__}.{name}"] = function_setting(value)
             elif isinstance(value, PLAIN) and not name.startswith("__"):
