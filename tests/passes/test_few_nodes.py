@@ -43,7 +43,8 @@ def test_less_is_the_least_over_all_orders(first: int) -> None:
 
 
 def test_less_is_the_least_where_an_estimate_exceeds_a_plan() -> None:
-    assert compare_few_nodes(24239, most_orders=200) == (True, True)
+    for seed in (24239, 60161):
+        assert compare_few_nodes(seed, most_orders=200) == (True, True)
 
 
 @pytest.mark.parametrize("alignment", [4, 64])

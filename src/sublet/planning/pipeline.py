@@ -50,8 +50,8 @@ from sublet.planning.place_buffers import AT_CUTS_APART, place_buffers
 
 LOG = logging.getLogger(__name__)
 
-MAX_REPLANNING = 7200
-"""Promising orders planned for a graph of few nodes, times the square of the nodes: 50 orders of 12 nodes, 200 of 6.
+MAX_REPLANNING = 21600
+"""Promising orders planned for a graph of few nodes, times the square of the nodes: 150 orders of 12 nodes, 600 of 6.
 
 One order of 12 nodes takes about 7 ms to plan, and up to 25 ms where the packing is hard.
 """
