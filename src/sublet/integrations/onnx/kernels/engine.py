@@ -86,7 +86,11 @@ def pool_threads() -> int:
     The variable counts when the process opens the first kernel, see `set_threads`. Raises SubletError for a text
     without meaning.
     """
-    text = os.environ.get(THREADS) or "0"
+    return _thread_count(os.environ.get(THREADS) or "0")
+
+
+def _thread_count(text: str) -> int:
+    """Return a number of threads from its text. Raises SubletError for a text without meaning."""
     if not (text.isascii() and text.isdigit() and int(text) <= MOST_THREADS):
         raise SubletError(f"{THREADS}={text}: expected a number of threads up to {MOST_THREADS}, or 0 for all cores")
     return int(text)
@@ -98,17 +102,11 @@ def set_threads(count: int) -> None:
     The pool opens with the first kernel of the process, so call this function before the first `compile`. Raises
     SubletError for a number out of range, and for an open pool with another number.
     """
-    before = os.environ.get(THREADS)
-    opened = pool_threads() if c_library.cache_info().currsize else None
-    if opened not in (None, count):
+    wanted = _thread_count(str(count))
+    opened = pool_threads() if c_library.cache_info().currsize else wanted
+    if opened != wanted:
         raise SubletError(f"the pool of this process is open with {opened} threads: set {count} before the first model")
-    os.environ[THREADS] = str(count)
-    try:
-        pool_threads()
-    except SubletError:
-        os.environ.pop(THREADS)
-        os.environ.update({} if before is None else {THREADS: before})
-        raise
+    os.environ[THREADS] = str(wanted)
 
 
 @dataclass(frozen=True)
