@@ -23,6 +23,7 @@ from sublet.integrations.torch.reader.traced_tensor import torch
 from sublet.integrations.torch.train.optimizers import Cohort, cohorts_of, rule_of
 from sublet.integrations.torch.train.step_model import GradientProcessing, StepModel, StepWriter
 from sublet.integrations.torch.train.step_setting import (
+    changed_names,
     named_tensors,
     require_plain,
     setting_of,
@@ -298,8 +299,7 @@ class TrainStep:
         last = next(reversed(self._steps), None)
         if len(self._steps) != PLANS_BEFORE_WARNING or last is None or last[1:] != key[1:]:
             return
-        before, now = dict(last[0]), dict(key[0])
-        names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+        names = changed_names(dict(last[0]), dict(key[0]))
         warnings.warn(
             f"sublet plans a training step for each new value of {', '.join(names[:3])}: a planned step runs no "
             "Python, so attributes of modules are part of its key",

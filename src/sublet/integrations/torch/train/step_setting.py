@@ -231,6 +231,11 @@ def _value_setting(value: object, known: dict[int, Setting], depth: int = 0) -> 
     return known[id(value)]
 
 
+def changed_names(before: Mapping[str, Setting], now: Mapping[str, Setting]) -> list[str]:
+    """Return the names with different descriptions, in the order of `before`, then of `now`."""
+    return [name for name in {**before, **now} if before.get(name) != now.get(name)]
+
+
 @contextmanager
 def unchanged_attributes(module: Module) -> Iterator[None]:
     """Refuse a trace that changes attributes or draws random numbers of Python or NumPy, as a context manager.
@@ -244,13 +249,11 @@ def unchanged_attributes(module: Module) -> Iterator[None]:
         yield
     except ModelError as raised:
         error = raised
-    now = attributes_of(module)
     once = "a module's Python runs only while a step is planned"
-    for name in {**before, **now}:
-        if before.get(name) != now.get(name):
-            raise ModelError(
-                f"{name} changes in forward, and {once}: if only the first call changes it, call the module once before"
-            ) from error
+    for name in changed_names(before, attributes_of(module)):
+        raise ModelError(
+            f"{name} changes in forward, and {once}: if only the first call changes it, call the module once before"
+        ) from error
     is_drawn = random.getstate() != python or not all(map(np.array_equal, np.random.get_state(), numpy))
     if is_drawn and threading.active_count() == 1:  # another thread may have drawn
         random.setstate(python)

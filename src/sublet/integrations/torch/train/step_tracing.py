@@ -18,7 +18,7 @@ from sublet.base.optional_imports import require
 from sublet.integrations.torch.reader.exported_program import error_summary, silence_tracing
 from sublet.integrations.torch.reader.traced_tensor import torch
 from sublet.integrations.torch.reader.tracing_rules import decompositions, keep_operators
-from sublet.integrations.torch.train.step_setting import PLAIN
+from sublet.integrations.torch.train.step_setting import PLAIN, changed_names
 from sublet.nn.source_location import PACKAGE
 
 if TYPE_CHECKING:
@@ -138,18 +138,16 @@ def kept_state(module: Module) -> Iterator[None]:
 
     PyTorch's trace drops the replacement. Raises ModelError with the name.
     """
-    before = _registered(module)
+    before = _registered_state(module)
     yield
-    now = _registered(module)
-    for name in {**before, **now}:
-        if before.get(name) != now.get(name):
-            raise ModelError(
-                f"{name}, its memory or its gradient is replaced in forward, and a planned step keeps its tensors and "
-                "modules: write into the tensor, as by `copy_`"
-            )
+    for name in changed_names(before, _registered_state(module)):
+        raise ModelError(
+            f"{name}, its memory or its gradient is replaced in forward, and a planned step keeps its tensors and "
+            "modules: write into the tensor, as by `copy_`"
+        )
 
 
-def _registered(module: Module) -> dict[str, Hashable]:
+def _registered_state(module: Module) -> dict[str, Hashable]:
     """Return identity, memory and gradient of each parameter, buffer and module inside a module, by "path.name"."""
     fake = require("torch._subclasses.fake_tensor", extra="torch").FakeTensor
     found: dict[str, Hashable] = {}
@@ -163,6 +161,14 @@ def _registered(module: Module) -> dict[str, Hashable]:
     return found
 
 
+def _generator_error(method: str) -> ModelError:
+    """Return the error for a forward pass that calls a method of the random generator."""
+    return ModelError(
+        f"forward sets the state of PyTorch's random generator ({method}), and a planned step runs no Python: set the "
+        "state before the step"
+    )
+
+
 class _KeptGenerator:
     """PyTorch's default generator, whose state one thread must not set."""
 
@@ -171,10 +177,7 @@ class _KeptGenerator:
 
     def __getattr__(self, name: str) -> Any:
         if name in ("manual_seed", "seed", "set_state") and get_ident() == self._thread:
-            raise ModelError(
-                f"forward sets the state of PyTorch's random generator ({name}), and a planned step runs no Python: "
-                "set the state before the step"
-            )
+            raise _generator_error(name)
         return getattr(self._generator, name)
 
 
@@ -186,10 +189,10 @@ def kept_generator() -> Iterator[None]:
     """
     generator = torch().default_generator
     before = generator.initial_seed()
-    with patch.object(torch().random, "default_generator", _KeptGenerator(generator)) as kept:
+    with patch.object(torch().random, "default_generator", _KeptGenerator(generator)):
         yield
     if generator.initial_seed() != before:
-        kept.manual_seed  # noqa: B018  # raises
+        raise _generator_error("manual_seed")
 
 
 def _call_with_views(network: Module, *args: Pytree, **keywords: Pytree) -> Pytree:
